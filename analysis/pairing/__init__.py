@@ -1,1 +1,1 @@
-"""Graphed runs against the eager runs of their workload."""
+"""Compare graphed runs with the eager runs of their workload."""

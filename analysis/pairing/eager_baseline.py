@@ -26,7 +26,7 @@ class MissingRun:
 class EagerBaseline:
     """The eager runs of a workload.
 
-    ``repeats`` maps digests and repeat to the steps of complete runs, ``perturbed`` digests to those of the perturbed run.
+    ``repeats`` maps digests and repeat to the steps of complete runs. ``perturbed`` maps digests to the perturbed run's steps.
     """
 
     runs: tuple[Run, ...]
@@ -34,13 +34,13 @@ class EagerBaseline:
     repeats: Mapping[Digests, Mapping[int, Steps]]
     perturbed: Mapping[Digests, Steps] = field(default_factory=dict)
     missing: MissingRun | None = None
-    """The planned perturbed run, for digests without its curve; None where none is planned."""
+    """The planned perturbed run, for digests that lack its curve; None if none is planned."""
 
     @property
     def noise_floor(self) -> NoiseFloor | None:
-        """Return the noise floor over whole runs, or None without two complete runs with the same digests.
+        """The noise floor over whole runs, or None if no digests have two complete runs (a perturbed one included).
 
-        If runs have different digests, return the largest noise floor of any of them.
+        If runs have different digests, it is the largest noise floor of any digests.
         """
         floors = (
             noise_floor(tuple(repeats.values()), slice(None), self.perturbed.get(digests))
@@ -68,7 +68,7 @@ def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerBaseline:
 
 
 def _missing_run(runs: Sequence[Run], cell: Cell) -> MissingRun:
-    """Return the perturbed run of ``cell``, for where no curve of it can be compared."""
+    """Return the perturbed run of ``cell`` and how to get a curve of it that can be compared."""
     run_id = cell.run_ids[-1]
     ended = next(iter(attempts_of(run for run in runs if run.perturbed)), None)
     if ended is None:

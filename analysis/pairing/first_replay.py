@@ -1,7 +1,7 @@
 """Compare the gradients of the first replayed steps with those of eager runs, parameter by parameter.
 
-Both runs took the same steps up to the capture, so a replay that computes something else shows at once, in the parameters that it
-concerns, and long before a curve does.
+Both runs took the same steps up to the capture. So a replay that computes something else shows at once, in the affected
+parameters, and long before it shows in a curve.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from analysis.verdict.verdict import Verdict
 from launch.contract.records.gradient_sketch import GradientSketch
 
 NOISE_MULTIPLE = 6.0
-"""Differences up to so many times those of eager runs, or of the step before the capture, are no fault: as in step checks."""
+"""A difference is no fault up to this multiple of that between eager runs, or at the step before the capture (as in step
+checks)."""
 LEAST_OF_ITSELF, LEAST_OF_ALL = 1 / 16, 1 / 50
-"""A fault is as large a part of the gradient, and of the norm of all. Rounding of other kernels is smaller, but for gradients
-that are zero but for rounding, such as those of a key's bias."""
+"""A fault is larger than the first share of its gradient's norm and the second share of the norm of all gradients. Rounding by
+other kernels is smaller than the first. The second excludes gradients that are only rounding, such as that of a key's bias."""
 MOST_NAMED = 3
 FIRST_REPLAYS = 3
 
@@ -28,9 +29,9 @@ _Gradients = Mapping[_Place, GradientSketch]
 
 
 def check_first_replay(eager: Attempt, graphed: Attempt, others: Sequence[Attempt], captured: int) -> Verdict | None:
-    """Return DIVERGED if a gradient of the first steps after step ``captured`` is another one than in eager runs.
+    """Return DIVERGED if a gradient in the first steps after step ``captured`` differs from eager runs, else None.
 
-    Without a second eager run of ``others``, or where the runs differ before the capture, nothing is decided.
+    Return None without a second eager run in ``others``, or if the runs already differ before the capture.
     """
     repeats = [attempt for attempt in (eager, *others) if attempt.sketches]
     if len(repeats) < 2 or not graphed.sketches:
@@ -54,7 +55,7 @@ def check_first_replay(eager: Attempt, graphed: Attempt, others: Sequence[Attemp
 def _faults(
     repeats: Sequence[Attempt], graphed: Attempt, step: int, scale: Mapping[_Place, float]
 ) -> list[tuple[_Place, float]]:
-    """Return the gradients that differ from those of every eager run, with the part of each that differs, the largest first."""
+    """Return the gradients that differ from every eager run, each with its relative difference, the largest first."""
     found = dict(_differing([attempt.sketches[step] for attempt in repeats], graphed.sketches[step], scale))
     return sorted(found.items(), key=lambda item: -item[1])
 

@@ -1,8 +1,8 @@
-"""Find attempts that contradict the one that counts: a success must not hide a failure, however its attempt ended.
+"""Find attempts that contradict the one that counts. A success must not hide a failure of another attempt.
 
-Race conditions cause intermittent failures. A user cancels an attempt that diverges, and a node may fail under one, so every
-attempt with steps after the capture is compared. Attempts with other code, libraries or data are only named, since that
-difference may be the cause.
+Race conditions cause intermittent failures. A user may cancel an attempt that diverges, or its node may fail. So every attempt
+with steps after the capture is compared, however it ended. Attempts with other code, libraries or data are only named, because
+that difference may be the cause.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ OtherAttempt = Attempt | PartialAttempt
 
 
 def contradictions(run: Run, eager: Sequence[Steps], margins: Margins, first: int | None = None) -> dict[int, str]:
-    """Describe, by number, the attempts of ``run`` with another outcome than the one that counts, or whose curve deviates.
+    """Describe, by number, the attempts of ``run`` whose outcome differs from the one that counts, or whose curve deviates.
 
-    ``eager``, ``margins`` and ``first`` are those of :func:`deviations`.
+    ``eager``, ``margins`` and ``first`` are arguments of :func:`deviations`.
     """
     latest = run.attempt
     if latest is None:
@@ -40,7 +40,7 @@ def contradictions(run: Run, eager: Sequence[Steps], margins: Margins, first: in
 
 
 def comparable_attempts(run: Run, than: Attempt | None, digests: Digests) -> list[OtherAttempt]:
-    """Return the attempts of ``run``, except ``than``, with sound records of the code, libraries and data of ``digests``."""
+    """Return the attempts of ``run``, except ``than``, with sound records and the same digests, if they have any."""
     sound = (other for other in _others(run, than) if not other.problems and _is_in_order(other.steps))
     return [other for other in sound if other.digests in (digests, ())]
 
@@ -48,10 +48,10 @@ def comparable_attempts(run: Run, than: Attempt | None, digests: Digests) -> lis
 def deviations(
     others: Sequence[OtherAttempt], eager: Sequence[Steps], margins: Margins, first: int | None = None
 ) -> dict[int, str]:
-    """Describe, by number, each of ``others`` with a fault in a step check, or whose curve leaves ``margins`` around the mean of the
-    complete ``eager`` curves.
+    """Describe, by number, each of ``others`` with a fault in a step check, or with a curve that leaves the margins.
 
-    Curves are compared from index ``first`` on; None is the first step after each attempt's own capture.
+    Margins are around the mean of the complete ``eager`` curves. Curves are compared from index ``first`` on; None means the
+    first step after each attempt's own capture.
     """
     found = {other.number: fault_of(other) or _deviation(other.steps, eager, margins, first) for other in others}
     endings = {other.number: other.ending for other in others}
@@ -65,7 +65,7 @@ def has_other_bits(steps: Steps, than: Steps, first: int) -> bool:
 
 
 def uncompared_attempts(run: Run) -> list[str]:
-    """Describe the attempts of ``run`` that cannot be compared: of other code, libraries or data, or with damaged records."""
+    """Describe the attempts of ``run`` that cannot be compared: other code, libraries or data, or damaged records."""
     if run.attempt is None:
         return []
     reasons = ((other, _reason(other, run.attempt.digests)) for other in _others(run, run.attempt))

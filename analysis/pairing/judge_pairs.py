@@ -1,8 +1,8 @@
 """Judge all graphed runs of a cell against the eager runs of its workload.
 
-A pair that equals its own eager run bit for bit passes only if the eager runs equal each other. If all runs are equal,
-attempts with different bits are judged with them. A pair does not pass if another attempt of its graphed run, or of an eager
-run, contradicts it (analysis.pairing.flaky_attempts).
+A graphed run that equals its own eager run bit for bit passes only if the eager runs equal each other. If all runs are equal,
+other attempts with different bits are judged with them. A pair does not pass if another attempt of its graphed run, or of an
+eager run, contradicts it (analysis.pairing.flaky_attempts).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Group:
     """The curves of comparable pairs with the same code, libraries and data, judged together.
 
     ``some_differ`` is whether some pair differs from its eager run. A pair that equals all eager runs then keeps its own
-    verdict.
+    BITWISE verdict.
     """
 
     eager: Curves
@@ -48,9 +48,9 @@ class _Group:
 
 @dataclass(frozen=True)
 class _OtherAttempts:
-    """Comparable attempts beside those that count.
+    """Comparable attempts other than those that count.
 
-    ``eager`` and ``graphed`` are curves that differ in some bit, but by no more than the margins. ``deviating`` describes the
+    ``eager`` and ``graphed`` are curves that differ in some bit, but not by more than the margins. ``deviating`` describes the
     eager attempts that differ by more.
     """
 
@@ -66,9 +66,9 @@ class _OtherAttempts:
 def judge_pairs(
     pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins
 ) -> tuple[tuple[Verdict, ...], Verdict | None]:
-    """Return the verdict on each pair, and the worst as the verdict on the cell; None for a cell without pairs.
+    """Return the verdict on each pair, and the worst one as the verdict on the cell (None for a cell without pairs).
 
-    ``margins`` are those of ``margins_for`` the cell's spec.
+    ``margins`` come from ``margins_for`` with the cell's spec.
     """
     if any(pair.made_elsewhere for pair in pairs):
         return judge_logs(pairs, baseline, margins)
@@ -86,7 +86,7 @@ def judge_pairs(
 
 
 def _judge_pair(pair: Pair, groups: Mapping[Digests, _Group]) -> tuple[Verdict | None, Verdict]:
-    """Return the verdict that the pair decides alone, if any, and its final verdict with its own evidence."""
+    """Return the verdict that the pair alone decides (or None), and its final verdict with its own evidence."""
     if pair.exact and not pair.comparable:
         return pair.exact, pair.exact
     group = groups[pair.attempts[1].digests]
@@ -115,7 +115,7 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
     others = _other_attempts(pairs, baseline, tuple(eager.values()), margins)
     verdict = _judge_together(eager, pairs, margins, others, perturbed)
     if verdict.noisy:
-        # Noise does not make a run fail, and step checks see only the attempts that count.
+        # Noise does not explain a flaky attempt, and step checks cover only the attempts that count.
         flaky = (*(text for pair in pairs for text in pair.flaky_attempts.values()), *others.deviating)
         verdict = replace(verdict, reason="; ".join((verdict.reason, *flaky)), noisy=not flaky)
     if perturbed is None and baseline.missing and _may_be_rounding(verdict):
@@ -124,9 +124,9 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
 
 
 def _may_be_rounding(verdict: Verdict) -> bool:
-    """Return whether differences from eager runs that equal each other to the bit decide ``verdict``.
+    """Return whether rounding may explain ``verdict``, because the eager runs equal each other to the bit.
 
-    Such runs say nothing of kernels that round otherwise. A number that is not finite is no rounding.
+    Such runs do not show how far other kernels' rounding grows. Rounding does not explain a number that is not finite.
     """
     evidence = verdict.evidence
     if evidence is None or evidence.eager_runs < 2 or evidence.eager_prefix < evidence.steps:
@@ -137,7 +137,7 @@ def _may_be_rounding(verdict: Verdict) -> bool:
 
 
 def _await_perturbed(verdict: Verdict, missing: MissingRun) -> Verdict:
-    """Return INCONCLUSIVE until the perturbed run shows how far rounding alone goes."""
+    """Return INCONCLUSIVE until the perturbed run shows how far rounding alone can go."""
     reason = (
         f"{verdict.reason}. Eager repeats are equal to the bit, so only the perturbed run {missing.run_id} shows whether "
         "rounding alone can do that"
@@ -154,7 +154,7 @@ def _eager_curves(pairs: Sequence[Pair], complete: Mapping[int, Steps]) -> Curve
 def _other_attempts(
     pairs: Sequence[Pair], baseline: EagerBaseline, curves: Sequence[Steps], margins: Margins
 ) -> _OtherAttempts:
-    """Compare the attempts beside those of ``pairs`` with the eager ``curves``. Flaky graphed ones are left to their pair."""
+    """Compare attempts other than those of ``pairs`` with the eager ``curves``. Pairs judge their own flaky graphed attempts."""
     digests, first = pairs[0].attempts[1].digests, _first_compared(pairs)
     used = {run.repeat: run.attempt for run in baseline.runs} | {pair.repeat: pair.attempts[0] for pair in pairs}
     unequal: tuple[dict[str, Steps], dict[str, Steps]] = ({}, {})
@@ -173,7 +173,7 @@ def _other_attempts(
 def _unequal_curves(
     side: str, others: Sequence[OtherAttempt], flaky: Mapping[int, str], than: Steps, first: int
 ) -> Curves:
-    """Return the curves of ``others``, without ``flaky`` ones, that differ from ``than`` in some bit from ``first`` on."""
+    """Return the curves of ``others`` that are not ``flaky`` and differ from ``than`` in some bit from ``first`` on."""
     return {
         f"{side}, attempt {other.number}": other.steps
         for other in others
@@ -184,9 +184,9 @@ def _unequal_curves(
 def _judge_together(
     eager: Curves, pairs: Sequence[Pair], margins: Margins, others: _OtherAttempts, perturbed: Steps | None
 ) -> Verdict:
-    """Judge the curves of ``pairs``. If all are equal bit for bit, judge them with the unequal ``others``, too.
+    """Judge the curves of ``pairs``. If all are equal bit for bit, also judge them together with the unequal ``others``.
 
-    A difference that only other attempts show is intermittent, so it makes the verdict INCONCLUSIVE at worst.
+    A difference that only other attempts show is intermittent, so the verdict is INCONCLUSIVE at worst.
     """
     graphed = {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
     expected = np.arange(max(map(len, graphed.values())))
@@ -216,6 +216,6 @@ def _first_compared(pairs: Sequence[Pair]) -> int:
 
 
 def _measure(pair: Pair, group: _Group) -> CurveEvidence:
-    """Measure the graphed run of ``pair`` against all eager ones of its ``group``."""
+    """Measure the differences of the graphed run of ``pair`` from all eager runs of its ``group``."""
     window, eager = slice(pair.first_compared, None), tuple(group.eager.values())
     return measure_differences(eager, [pair.attempts[1].steps], window, perturbed=group.perturbed).evidence

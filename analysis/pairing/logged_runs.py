@@ -1,4 +1,4 @@
-"""Judge runs that were made elsewhere by the numbers in their logs, as curves of files are judged."""
+"""Judge runs that were made elsewhere by the numbers in their logs, with the rules for curves in files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNCHECKED = "from logs: replay is unproven, and nothing shows that the runs shar
 def judge_logs(
     pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins
 ) -> tuple[tuple[Verdict, ...], Verdict | None]:
-    """Return the verdict on all runs together, for each pair and for the cell. A damaged record of any decides for all."""
+    """Return the verdict on all runs together, for each pair and for the cell. One damaged record decides for all."""
     if damaged := [pair.exact for pair in pairs if pair.exact]:
         return tuple(pair.exact or worst(damaged) for pair in pairs), worst(damaged)
     named = _name(baseline.runs, "eager") | _name([pair.graphed for pair in pairs], "graphed")
@@ -64,7 +64,7 @@ def _contradictions(runs: Mapping[str, Run], margins: Margins) -> Verdict | None
 
 
 def _curve(run: Run) -> Curve:
-    """Return the curve of a run. Its numbers have their shortest digits, without trailing zeros."""
+    """Return the curve of a run. The units of its numbers follow from their shortest digits, without trailing zeros."""
     assert run.attempt is not None, "a log is read before its run exists"
     steps = run.attempt.steps
     # A missing column is read as NaN, like a NaN that the program computed.

@@ -1,7 +1,7 @@
 """Pair a graphed run with the eager run of the same repeat and allocation, and check that they are comparable.
 
-A pair alone decides three things: why it is not comparable, a number that is finite in the eager run only, and equality bit
-for bit. All repeats together decide the rest (analysis.pairing.judge_pairs).
+A pair alone shows three things: that it is not comparable, that a number is finite only in the eager run, or that both runs are
+equal bit for bit. All repeats together decide the rest (analysis.pairing.judge_pairs).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
 
 REQUIRED_DIGESTS = ("code", "data", "libraries")
-"""Digests that both runs must record, with equal values."""
+"""Digests that both runs must record."""
 _IDENTITY = ("versions.", "packages.", "code.", "data_digest", "digests.")
 _MACHINE = ("hardware.", "settings.")
 _RESUME = "run `python -m orchestrator resume --unfinished` on the sweep"
@@ -40,9 +40,9 @@ _RESUME = "run `python -m orchestrator resume --unfinished` on the sweep"
 class Pair:
     """A graphed run and the eager run of the same repeat, if there is one.
 
-    ``exact`` is the verdict that the pair decides alone: INCOMPARABLE, UNFINISHED, DIVERGED at a number that is not finite,
-    or BITWISE. With None, all repeats decide together. ``differences`` lists those of the two environments, such as
-    "settings.NCCL_ALGO: Ring (eager), Tree (graphed)".
+    ``exact`` is the verdict that the pair alone decides: INCOMPARABLE, UNFINISHED, DIVERGED, or BITWISE. If it is None, all
+    repeats decide together. ``differences`` lists how the two environments differ, such as "settings.NCCL_ALGO: Ring (eager),
+    Tree (graphed)".
     """
 
     repeat: int
@@ -55,7 +55,7 @@ class Pair:
     flaky_attempts: Mapping[int, str] = field(default_factory=dict)
     """Descriptions, by number, of attempts of the graphed run that contradict the one that counts."""
     made_elsewhere: bool = False
-    """Whether logs are all that is known of both runs."""
+    """Whether only the logs of both runs are known."""
 
     @property
     def comparable(self) -> bool:
@@ -63,13 +63,13 @@ class Pair:
 
     @property
     def attempts(self) -> tuple[Attempt, Attempt]:
-        """Return the eager and the graphed attempt. Both must exist."""
+        """The eager and the graphed attempt. Both must exist."""
         assert self.eager and self.eager.attempt and self.graphed.attempt
         return self.eager.attempt, self.graphed.attempt
 
     @property
     def first_compared(self) -> int:
-        """Return the index of the first step after the capture; 0 without a capture."""
+        """The index of the first step after the capture; 0 without a capture."""
         return ladder.first_compared(self.attempts[1].steps.phase.tolist()) or 0
 
 
@@ -107,7 +107,7 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
 
 
 def margins_for(spec: RunSpec, margins: Margins) -> Margins:
-    """Return ``margins``, or margins of 0 if ``spec`` asks for deterministic training, and so for bitwise equality."""
+    """Return ``margins``, or margins of 0 if ``spec`` asks for deterministic training and thus for bitwise equality."""
     return replace(margins, loss=0.0, grad_norm=0.0) if spec.training.deterministic else margins
 
 
@@ -177,7 +177,7 @@ def _ended_well(attempt: Attempt) -> bool:
 
 
 def _exclude(eager: Attempt, graphed: Attempt, spec: RunSpec, margins: Margins) -> Verdict | None:
-    """Return INCOMPARABLE if the records of a pair rule out a comparison, whatever its curves are."""
+    """Return INCOMPARABLE if the records of a pair rule out a comparison, whatever its curves show."""
     sides = (("eager", eager), ("graphed", graphed))
     for side, attempt in sides:
         if not _ended_well(attempt) and attempt.outcome.outcome != "NUMERIC":
@@ -248,7 +248,7 @@ def _compare_digests(eager: Attempt, graphed: Attempt) -> Verdict | None:
 
 
 def _compare_curves(eager: Steps, graphed: Steps, spec: RunSpec) -> Verdict | None:
-    """Judge two curves by the rungs that need no repeats; return None if those do not decide."""
+    """Judge two curves by the rungs that need no repeats; return None if they do not decide."""
     first = ladder.first_compared(graphed.phase.tolist())
     if first is None:
         return Verdict("INCOMPARABLE", "the graphed run recorded no capture step", "look at its failure, or its log")

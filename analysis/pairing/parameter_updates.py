@@ -1,6 +1,6 @@
 """Check that the optimizers of a pair change parameters after the capture, by digests that each rank recorded.
 
-A graphed optimizer that never steps shows nothing in the loss where learning rates are low: losses vary more from batch to
+At a low learning rate, the loss does not show that a graphed optimizer never steps, because losses vary more from batch to
 batch.
 """
 
@@ -16,7 +16,7 @@ _TRAIN = "give the steps after the capture a learning rate (training.learning_ra
 
 
 def check_updates(eager: Attempt, graphed: Attempt) -> Verdict | None:
-    """Return DIVERGED if a rank's parameters change in the eager run alone, INCOMPARABLE if those of no rank change."""
+    """Return DIVERGED if a rank's parameters change only in the eager run, INCOMPARABLE if no rank's parameters change."""
     unchanged = [rank for rank, changes in sorted(graphed.updates.items()) if not changes]
     if stuck := [str(rank) for rank in unchanged if eager.updates.get(rank)]:
         ranks = f"rank{'s' if len(stuck) > 1 else ''} {', '.join(stuck)}"

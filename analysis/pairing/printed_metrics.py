@@ -1,4 +1,4 @@
-"""Judge a pair of a user's program with regard to where its metrics come from: printed digits may hide a difference."""
+"""Judge a pair of a user's program by the source of its metrics. Printed digits may hide a difference."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 
 SOURCES = ("loss", "grad_norm", "steps", "metrics")
-"""What the observer says of where a run's steps come from."""
+"""The observer's records of where a run's steps come from."""
 LARGEST_UNIT = 0.1
-"""As a share of the margin: of that unit, printed digits still show differences that matter."""
+"""The largest unit of printed digits, as a share of the margin, that still shows differences that matter."""
 _EXACT = 1e-7
-"""A unit of so small a share of the number is that of float32: nothing was rounded."""
+"""A unit of at most this share of the number is that of float32, so nothing was rounded."""
 _FIX = "print the loss and gradient norm with nine digits in JSON lines, or call launch.observe.step(loss=..., grad_norm=...)"
 
 
 def check_sources(eager: Attempt, graphed: Attempt) -> Verdict | None:
-    """Return INCOMPARABLE if the metrics of a pair come from unlike sources."""
+    """Return INCOMPARABLE if the metrics of a pair come from different sources."""
     before, after = ({name: choices.get(name) for name in SOURCES} for choices in map(_choices, (eager, graphed)))
     if differing := [name for name in SOURCES if before.get(name) != after.get(name)]:
         told = "; ".join(f"{name}: {before.get(name)} (eager), {after.get(name)} (graphed)" for name in differing)
@@ -32,7 +32,7 @@ def check_sources(eager: Attempt, graphed: Attempt) -> Verdict | None:
 
 
 def check_digits(eager: Attempt, graphed: Attempt, exact: Verdict | None, margins: Margins) -> Verdict | None:
-    """Return the verdict on a pair whose metrics were printed: never BITWISE of rounded digits. Else return ``exact``."""
+    """Return the verdict on a pair whose metrics were printed, never BITWISE for rounded digits. Else return ``exact``."""
     printed = [
         metric for metric in METRICS if "printed" in (_choices(eager).get(metric), _choices(graphed).get(metric))
     ]
@@ -47,7 +47,7 @@ def check_digits(eager: Attempt, graphed: Attempt, exact: Verdict | None, margin
 
 
 def not_of_bits(verdict: Verdict) -> Verdict:
-    """Return ``verdict``, but never BITWISE: the numbers may be rounded."""
+    """Return ``verdict``, or a weaker one instead of BITWISE, because the numbers may be rounded."""
     if verdict.verdict != "BITWISE":
         return verdict
     reason = "every printed digit is equal, which does not show equal bits"
@@ -62,7 +62,7 @@ def _choices(attempt: Attempt) -> dict[str, str]:
 
 
 def _unit(values: Floats) -> float:
-    """Return the unit of the last printed digit, 0 where numbers have those of float32."""
+    """Return the unit of the last printed digit, or 0 if numbers have all digits of float32."""
     finite = values[np.isfinite(values) & (values != 0)]
     units = np.array([10.0 ** int(Decimal(repr(float(value))).as_tuple().exponent) for value in finite])
     return 0.0 if not len(units) or np.median(units / np.abs(finite)) <= _EXACT else float(np.median(units))

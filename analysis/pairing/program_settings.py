@@ -1,4 +1,4 @@
-"""Compare what a user's program ran with: a pair may differ in its graph settings, and in what the recipe allows by name."""
+"""Compare the settings of two runs of a user's program. They may differ in graph settings and in names the recipe allows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 
 _DECIDED_ELSEWHERE = ("program.command:", "choices.", "digests.")
-"""The command has the graph settings, analysis.pairing.printed_metrics judges sources, and digests follow from what they digest."""
+"""Other modules decide on these. The command contains the graph settings, analysis.pairing.printed_metrics judges sources, and
+a digest differs only if something else differs."""
 
 
 def check_settings(eager: Attempt, graphed: Attempt, margins: Margins) -> Verdict | None:
@@ -29,6 +30,6 @@ def refuse(differing: Sequence[str]) -> Verdict:
 
 
 def is_allowed(difference: str, margins: Margins) -> bool:
-    """Return whether a name, or the section that it is in, is allowed: ``settings.NCCL_ALGO`` or ``settings``."""
+    """Return whether the name of a difference or its section is allowed: ``settings.NCCL_ALGO`` or ``settings``."""
     name = difference.partition(":")[0]
     return any(name == allowed or name.startswith(f"{allowed}.") for allowed in margins.allow_differences)

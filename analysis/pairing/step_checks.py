@@ -1,8 +1,8 @@
-"""What the step checks of a cell's graphed runs found, and what that means for the verdict on their curves.
+"""Collect the step checks of a cell's graphed runs, and combine them with the verdict on their curves.
 
-One step has no chaos in it, so a difference beyond rounding is a fault, however close the curves are. Checks without a fault stand
-in for curves that eager's own noise hides. They do not explain curves that diverge: a check starts from the state that the graphed
-run has reached, and sees no change that builds up outside of one step.
+Chaos does not build up within one step, so a difference beyond rounding is a fault, however close the curves are. If eager
+noise hides what the curves show, checks without a fault decide instead. Such checks do not excuse curves that diverge: a check
+starts from the state that the graphed run has reached, and does not see a change that builds up over several steps.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class StepChecks:
     steps: tuple[int, ...]
     runs: int
     tensors: int
-    """Results compared in one step on one rank, at least."""
+    """The smallest number of results compared in one step on one rank."""
     unequal: int
-    """Results that differ in a bit, at most, in one step on one rank."""
+    """The largest number of results that differ in a bit, in one step on one rank."""
     most: float
     """The largest difference, in units of its noise. A fault has more than ``NOISE_MULTIPLE``."""
     moved_tokens: int
     seconds: float
     """The longest check."""
     fault: str = ""
-    """The worst difference beyond noise; empty without any."""
+    """A description of the worst difference beyond noise; empty if there is none."""
     undecided: str = ""
     """Why the checks decide nothing; empty if all of them took place and were calibrated."""
 
@@ -54,7 +54,7 @@ class _Found:
 
 
 def collect_step_checks(attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) -> StepChecks | None:
-    """Return what the graphed ``attempts``, by repeat, found; None if ``spec`` plans no checks or nothing is recorded yet."""
+    """Return the findings of the graphed ``attempts``, given with their repeat; None without planned checks or attempts."""
     if not spec.checked_steps or not attempts:
         return None
     found = [one for one in _checks(attempts) if not one.check.missing]
@@ -123,7 +123,7 @@ def _describe(found: _Found, row: TensorDifference | RoutingDifference) -> str:
 
 
 def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) -> str:
-    """Return why the checks decide nothing, if so."""
+    """Return why the checks decide nothing, or an empty text."""
     for one in _checks(attempts):
         if one.check.missing:
             return (

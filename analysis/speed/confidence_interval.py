@@ -1,14 +1,14 @@
-"""The confidence interval of a cell's speed-up, alone and among the cells of a sweep.
+"""The confidence interval of a cell's speed-up, for a cell alone and for a cell of a sweep.
 
-Alone, a cell has the two-sided 95% interval of Student's t on the logarithms of its pairs' ratios. It misses the truth once in
-twenty times: of twenty cells that are not faster, one would be called faster. With several cells, two intervals share the 5%.
-Either suffices, so the narrower one counts:
+A cell alone has the two-sided 95% interval of Student's t on the logarithms of its pairs' ratios. This interval misses the true
+ratio once in twenty times, so in a large sweep some cells would get a wrong verdict by chance. With several cells, two
+intervals share the 5%. Either suffices, so the narrower one counts:
 
 - Bonferroni's, from the cell's own standard deviation, at ``ALONE``. With the one or two degrees of freedom of a few repeats it
   is very wide, unless the pairs hardly differ.
-- The cell's own at ``TOGETHER``, from the larger of two deviations: its own, and that of the cells that share its eager runs (root
-  mean square), because the noise of those runs is in all of them. It is never narrower than Bonferroni's from the deviation of
-  the least steady cell with the degrees of freedom of all cells, because cells need not be equally steady.
+- The interval at ``TOGETHER``, from the larger of two deviations: the cell's own, and the root mean square over the cells that
+  share its eager runs, whose noise is in all of them. Its lower limit is Bonferroni's interval from the deviation of the least
+  steady cell, with the degrees of freedom of all cells, because cells need not be equally steady.
 
 docs/speed.md has the error rates by simulation, and the cost.
 """
@@ -31,10 +31,10 @@ MINIMUM_PAIRS = 2
 
 @dataclass(frozen=True)
 class Family:
-    """The cells of a sweep with a speed verdict, from the view of one. Deviations are those of the logarithms of ratios.
+    """The cells of a sweep with a speed verdict, as one of them needs them. Deviations are of the logarithms of ratios.
 
-    ``looks`` is the number of verdicts, and ``degrees`` the degrees of freedom of all cells. ``workload`` is the deviation of the
-    cells that share this cell's eager runs, ``widest`` that of the least steady cell.
+    ``looks`` is the number of verdicts. ``degrees`` are the degrees of freedom of all cells. ``workload`` is the deviation of
+    the cells that share this cell's eager runs. ``widest`` is the deviation of the least steady cell.
     """
 
     looks: int
@@ -53,14 +53,14 @@ class Family:
 
 
 def _quantile(alpha: float, degrees: int) -> float:
-    """Return the quantile that is exceeded in either direction with probability ``alpha``."""
+    """Return the two-sided quantile: |t| exceeds it with probability ``alpha``."""
     return quantile(1 - alpha / 2, degrees)
 
 
 def families(cells: Sequence[tuple[str, Sequence[float]]], looks: int | None = None) -> tuple[Family, ...]:
-    """Return the family from the view of each cell.
+    """Return the family for each cell.
 
-    A cell is the name of its workload and the ratios of at least two pairs. ``looks`` defaults to the number of cells.
+    A cell is given by the name of its workload and the ratios of at least two pairs. ``looks`` defaults to the number of cells.
     """
     sums: dict[str, tuple[float, int]] = {}
     for name, ratios in cells:
@@ -82,7 +82,7 @@ def _variance(ratios: Sequence[float]) -> float:
 def interval_of(ratios: Sequence[float], family: Family | None = None) -> Interval:
     """Return the two-sided interval of the geometric mean of positive ``ratios``, or None for fewer than two.
 
-    Without a ``family`` it is the interval of the cell alone.
+    Without a ``family``, return the interval of the cell alone.
     """
     if len(ratios) < MINIMUM_PAIRS:
         return None

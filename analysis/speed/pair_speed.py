@@ -1,11 +1,12 @@
-"""The speed-up of one pair: the ratio of mean steps, eager over graphed, in its steady window
+"""The speed-up of one pair: the ratio of mean step times, eager over graphed, in its steady window
 (analysis/speed/steady_window.py).
 
-A pair has no speed-up if its runs were in different allocations or overlapped in time, or if the times of its steps contradict the
-clock of the host.
+A pair has no speed-up if its runs were in different allocations or overlapped in time, or if its step times contradict the
+host's clock.
 
-The break-even step is the cost of the capture over the gain per step. The cost is the larger of two times: what the graphed run's
-capture and settling steps took beyond eager ones, or the engine's own capture time. Settling found by the steady window is added.
+The break-even step is the cost of the capture divided by the gain per step. The cost is the larger of two times: the extra time
+of the graphed run's capture and settling steps over eager steps, and the engine's own capture time. Settling steps found by the
+steady window add to it.
 """
 
 from __future__ import annotations
@@ -22,26 +23,27 @@ from analysis.speed.steady_window import Window, behaviour, window_of
 from analysis.speed.trend import FLAT, Profile, profile_of
 
 LEAST_TIMED, MOST_TIMED = 0.05, 1.05
-"""The share of a run's measured phase that its steps take, by the host's clock. The rest is for batches and records."""
+"""The bounds on the share of a run's measured phase that its steps take, by the host's clock. Batches and records take the
+rest."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """The measurements of one pair in milliseconds. ``tokens`` are those of a step of the global batch."""
+    """The measurements of one pair in milliseconds. ``tokens`` is the number of tokens in a global batch."""
 
     window: Window
     tokens: float
     capture_steps_ms: Floats
-    """The graphed run's steps from the capture until it settled, shape (steps,)."""
+    """The graphed run's step times from the capture until it settled, shape (steps,)."""
     capture_ms: float
     """The engine's capture time on the slowest rank."""
     untimed_ms: tuple[float, float] = (0.0, 0.0)
-    """The time between measured steps, per step of the eager and of the graphed run, by the host's clock."""
+    """The time between measured steps, per step, of the eager and the graphed run, by the host's clock."""
 
 
 @dataclass(frozen=True)
 class PairSpeed:
-    """One pair's figures, in milliseconds per step. ``reason`` says why there are none, or is empty."""
+    """One pair's figures, in milliseconds per step. ``reason`` says why there are none; it is empty otherwise."""
 
     ratio: float | None = None
     steps: int = 0
@@ -53,23 +55,23 @@ class PairSpeed:
     moved: float = 1.0
     """The ratio over all steps of the window, outliers included, divided by ``ratio``."""
     clock: float = 1.0
-    """The ratio with what ran between steps, by the host's clock, divided by ``ratio``."""
+    """The ratio by the host's clock, including the time between steps, divided by ``ratio``."""
     profile: Profile = FLAT
     off_counts: str = ""
-    """Why outliers count after all (analysis/speed/steady_window.py)."""
+    """Why outliers count after all (analysis/speed/steady_window.py), or empty."""
     eager_ms: float = 0.0
     graphed_ms: float = 0.0
     eager_tokens_per_second: float = 0.0
     graphed_tokens_per_second: float = 0.0
     break_even_steps: int | None = None
-    """None if graphs gain nothing."""
+    """None if graphs save no time."""
     eager_began: float = 0.0
     graphed_began: float = 0.0
     """Seconds since the epoch."""
     allocation: str = ""
     reason: str = ""
     timed: Timed | None = None
-    """The measurements, until the pairs of the cell are pooled."""
+    """The measurements. They are dropped once the pairs of the cell are pooled."""
 
 
 def pair_speed(eager: Attempt, graphed: Attempt) -> PairSpeed:
@@ -120,7 +122,7 @@ def _measured_ms(attempt: Attempt) -> Floats:
 
 
 def pool_pairs(pairs: Sequence[PairSpeed]) -> tuple[PairSpeed, ...]:
-    """Compute the figures of a cell's pairs. All of them together decide whether outliers count."""
+    """Compute the figures of a cell's pairs. All pairs together decide whether outliers count."""
     off_counts = behaviour([pair.timed.window for pair in pairs if pair.timed])
     return tuple(_figures(pair, pair.timed, off_counts) if pair.timed else pair for pair in pairs)
 
@@ -153,7 +155,7 @@ def _figures(pair: PairSpeed, timed: Timed, off_counts: str) -> PairSpeed:
 
 
 def overlaps(first: PairSpeed, second: PairSpeed) -> PairSpeed:
-    """Return the graphed runs of two pairs with one eager run as a pair: ``second`` against ``first``."""
+    """Return a pair of the graphed runs of two pairs that share an eager run. The run of ``first`` is the baseline."""
     return PairSpeed(
         ratio=first.graphed_ms / second.graphed_ms,
         steps=min(first.steps, second.steps),

@@ -1,19 +1,20 @@
 """The speed-up of a cell: the ratio of step times, eager over graphed, pair by pair within one allocation.
 
-analysis/speed/pair_speed.py computes the figure of a pair. The cell's figure is the geometric mean of its pairs' ratios, with an
-interval from their logarithms (analysis/speed/confidence_interval.py). Ratios are multiplicative, and repeats vary
-independently, while steps do not. One pair gives no interval: it cannot separate a speed-up from the minute it ran in.
+analysis/speed/pair_speed.py computes the figure of a pair. The cell's figure is the geometric mean of its pairs' ratios, with
+an interval from their logarithms (analysis/speed/confidence_interval.py). Logarithms suit ratios, which are multiplicative. The
+interval uses pairs because repeats vary independently, while steps do not. One pair gives no interval: it cannot separate a
+speed-up from drift over time.
 
-An interval cannot see an effect that all pairs share. A verdict must therefore hold in three other cases too:
+An interval does not show an effect that all pairs share. A verdict must therefore also hold in four other cases:
 
 - Eager times follow their trend from repeat to repeat, and each pair is compared at the time of its graphed run.
-- The outliers that were left out count.
-- A change within the steady windows goes on or stays (analysis/speed/trend.py).
-- Pairs of either order, eager or graphed first, count alike.
+- The excluded outliers count.
+- A change within the steady windows continues or stays (analysis/speed/trend.py).
+- Pairs with the eager run first and pairs with the graphed run first have equal weight.
 
-Repeats that do not alternate give no verdict, nor do pairs that all have one order, or a gain that is not half there by the clock of
-the host. All cells of a sweep with a verdict form one family: the chance that any of them is
-wrongly FASTER or SLOWER is 5%.
+There is no verdict if repeats do not alternate, if all pairs have the same order, or if the host's clock shows less than half
+of the gain. All cells of a sweep with a verdict form one family: the probability that any of them is wrongly FASTER or SLOWER
+is 5%.
 """
 
 from __future__ import annotations
@@ -34,24 +35,26 @@ from launch.contract.spec import RunSpec
 
 SpeedVerdict = Literal["FASTER", "SLOWER", "NEUTRAL", "INCONCLUSIVE"]
 BAND = 0.01
-"""A ratio whose whole interval lies within 1 -+ BAND is neutral."""
+"""A ratio is NEUTRAL if its whole interval is within 1 +- BAND."""
 MINIMUM_STEPS = 20
-"""Steady steps that each pair needs for a verdict."""
+"""The least number of steady steps that each pair needs for a verdict."""
 LEAST_ON_THE_CLOCK = 0.5
-"""The share of a gain (of its logarithm) that the host's clock must show as well."""
+"""The least share of a gain (of the ratio's logarithm) that the host's clock must also show."""
 MOST_DRIFT = 1.0
-"""The most by which drift may change the logarithm of a step time within a pair. Beyond it the line is too far from its points."""
+"""The largest change of a step time's logarithm that drift may cause within a pair. A larger one extrapolates the line too
+far."""
 
 
 @dataclass(frozen=True)
 class Speed:
     """A cell's speed-up over its pairs.
 
-    ``low`` and ``high`` bound the interval that decides the verdict, ``own_low`` and ``own_high`` that of the cell alone. They are
-    None with one pair. ``reason`` says why the verdict is INCONCLUSIVE, ``off_counts`` why outliers count, or is empty.
+    ``low`` and ``high`` bound the interval that decides the verdict. ``own_low`` and ``own_high`` bound the interval of the
+    cell
 
-    Times are geometric means over pairs, so that their ratio is ``ratio``. Operations are the model's, per GPU
-    (launch/contract/model_flops.py).
+    alone. All four are None with one pair. ``reason`` says why the verdict is INCONCLUSIVE, and ``off_counts`` says why
+    outliers count; both are empty otherwise. Times are geometric means over pairs, so their ratio is ``ratio``. TFLOP/s are
+    model FLOPs per GPU (launch/contract/model_flops.py).
     """
 
     verdict: SpeedVerdict
@@ -69,7 +72,7 @@ class Speed:
     """Number of settling steps in the pair with the most."""
     off_counts: str
     break_even_steps: int | None
-    """The largest of all pairs, or None if a pair gains nothing."""
+    """The largest of all pairs, or None if graphs save no time in some pair."""
     reason: str
     eager_ms: float
     graphed_ms: float
@@ -89,13 +92,13 @@ class Speed:
 
     @property
     def has_enough_data(self) -> bool:
-        """Return whether the pairs and steps suffice for a verdict, which may still be INCONCLUSIVE."""
+        """Whether there are enough pairs and steps for a verdict, which may still be INCONCLUSIVE."""
         return self.low is not None and self.steps >= MINIMUM_STEPS
 
 
 @dataclass(frozen=True)
 class RatioBounds:
-    """The true ratio is ``least`` to ``most`` times the measured one. ``reason`` says why, or is empty without bounds."""
+    """Bounds on the true ratio: ``least`` to ``most`` times the measured one. ``reason`` says why, or is empty without bounds."""
 
     least: float = 1.0
     most: float = 1.0
@@ -107,7 +110,7 @@ NO_BOUNDS = RatioBounds()
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict with its reason, the interval that it follows from, and the cell's own interval."""
+    """A verdict with its reason, the interval that decided it, and the cell's own interval."""
 
     verdict: SpeedVerdict
     reason: str
@@ -116,7 +119,7 @@ class Decision:
 
 
 def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: Family | None = None) -> Decision:
-    """Decide on pairs that have a ratio. ``doubt`` says why the measured step cannot be right, and leaves no interval."""
+    """Decide on pairs that have a ratio. ``doubt`` says why the measured step cannot be right; there is then no interval."""
     if doubt:
         return Decision("INCONCLUSIVE", doubt, None, None)
     ratios, steps = ratios_of(timed), min(pair.steps for pair in timed)
@@ -124,7 +127,7 @@ def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: 
 
 
 def bounded(decision: Decision, bounds: RatioBounds, steps: int) -> Decision:
-    """Return the decision that holds for all ratios within ``bounds``, with wider intervals. Infinite bounds leave none."""
+    """Return the decision that holds for all ratios within ``bounds``, with wider intervals, or none if a bound is infinite."""
     verdict, reason, interval, own = decision.verdict, decision.reason, decision.interval, decision.own
     if not bounds.reason or interval is None or own is None:
         return decision
@@ -146,7 +149,7 @@ def cell_speed(
 ) -> Speed | None:
     """Return the speed-up of a cell over its pairs that have a ratio, or None if none has.
 
-    The verdict and the interval are those of the cell alone, or of the cell as one of ``family``.
+    Without ``family``, the verdict and the interval are those of the cell alone.
     """
     timed = [pair for pair in pairs if pair.ratio is not None]
     if not timed:
@@ -188,8 +191,10 @@ def ratios_of(pairs: Sequence[PairSpeed]) -> list[float]:
 
 
 def drift_corrected(pairs: Sequence[PairSpeed]) -> list[float]:
-    """Return the ratios with eager times at the time of the graphed runs, by a straight line through the logarithms of eager
-    times over the times at which the runs began."""
+    """Return the ratios with each eager time moved to the time of its graphed run.
+
+    A straight line is fitted to the logarithms of eager step times over the times at which the runs began.
+    """
     began, steps = np.array([pair.eager_began for pair in pairs]), np.log([pair.eager_ms for pair in pairs])
     since = began - began.mean()
     slope = float(since @ steps) / float(since @ since) if since.any() else 0.0
@@ -199,9 +204,9 @@ def drift_corrected(pairs: Sequence[PairSpeed]) -> list[float]:
 
 
 def classify(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[SpeedVerdict, str]:
-    """Return the verdict of pairs that have a ratio, and why it is INCONCLUSIVE.
+    """Return the verdict on pairs that have a ratio, and why it is INCONCLUSIVE.
 
-    A ``family`` may take the cell's own verdict away. Its wider interval gives none, though it may leave the band of NEUTRAL.
+    A ``family`` may turn the cell's own verdict into INCONCLUSIVE. It never gives a verdict that the cell alone does not have.
     """
     own, reason = _classify(pairs, None)
     if family is None:
@@ -219,7 +224,7 @@ def classify(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[
 
 
 def _classify(pairs: Sequence[PairSpeed], family: Family | None) -> tuple[SpeedVerdict, str]:
-    """Return the verdict by the interval of ``family``, or by that of the cell alone, and why it is INCONCLUSIVE."""
+    """Return the verdict by the interval of ``family``, or of the cell alone, and why it is INCONCLUSIVE."""
     interval, steps = interval_of(ratios_of(pairs), family), min(pair.steps for pair in pairs)
     verdict, reason = speed_verdict(interval, steps)
     if interval is None or verdict == "INCONCLUSIVE":
@@ -235,7 +240,7 @@ def _classify(pairs: Sequence[PairSpeed], family: Family | None) -> tuple[SpeedV
 def _other_intervals(
     pairs: Sequence[PairSpeed], interval: tuple[float, float], family: Family | None
 ) -> tuple[tuple[Interval, str], ...]:
-    """Return the intervals for which the verdict must hold too, and what to say if it does not."""
+    """Return the other intervals for which the verdict must hold, each with the reason to give if it does not."""
     low, high = interval
     outliers = geometric_mean([pair.moved for pair in pairs])
     least, most = later_ratios([pair.profile for pair in pairs])
@@ -263,13 +268,13 @@ def _other_intervals(
 
 
 def order_balance(pairs: Sequence[PairSpeed]) -> float:
-    """Return the factor by which the mean ratio changes if pairs of either order count alike. There must be some of each."""
+    """Return the factor by which the mean ratio changes if both orders of pairs have equal weight. Both must occur."""
     logs, eager_first = np.log(ratios_of(pairs)), np.array([pair.eager_began < pair.graphed_began for pair in pairs])
     return math.exp((logs[eager_first].mean() + logs[~eager_first].mean()) / 2 - logs.mean())
 
 
 def out_of_order(pairs: Sequence[PairSpeed]) -> str:
-    """Return why the order of the runs in a pair may explain a speed-up, or an empty text."""
+    """Return why the order of runs within pairs may explain a speed-up, or an empty text."""
     if len({pair.eager_began < pair.graphed_began for pair in pairs}) > 1:
         return ""
     return (
@@ -279,7 +284,7 @@ def out_of_order(pairs: Sequence[PairSpeed]) -> str:
 
 
 def not_on_the_clock(pairs: Sequence[PairSpeed]) -> str:
-    """Return why the gain per step is not one of training, or an empty text."""
+    """Return why the gain per step does not speed up training, or an empty text."""
     ratio, clock = geometric_mean(ratios_of(pairs)), geometric_mean([pair.clock for pair in pairs])
     if math.log(ratio * clock) / math.log(ratio) >= LEAST_ON_THE_CLOCK:
         return ""
@@ -305,7 +310,7 @@ def not_alternating(pairs: Sequence[PairSpeed]) -> str:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of positive numbers, 0 of zeros. The mean of equal numbers equals them to the bit."""
+    """Return the geometric mean of positive numbers, or 0 for zeros. The mean of equal numbers equals them to the bit."""
     first = values[0]
     if first == 0:
         return 0.0
@@ -315,7 +320,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 def speed_verdict(interval: Interval, steps: int) -> tuple[SpeedVerdict, str]:
     """Return the verdict of an interval over pairs of at least ``steps`` steady steps each, and why it is INCONCLUSIVE.
 
-    An interval within the band is NEUTRAL. Any other that excludes 1 is FASTER or SLOWER.
+    An interval within the band is NEUTRAL. Any other interval that excludes 1 is FASTER or SLOWER.
     """
     if interval is None:
         return "INCONCLUSIVE", "one pair cannot separate a speed-up from drift over time: give the sweep repeats"

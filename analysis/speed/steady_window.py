@@ -1,22 +1,21 @@
-"""The steady window of a pair: the steps from which speed is read.
+"""The steady window of a pair: the steps from which speed is measured.
 
-A step counts where both runs were in phase "measure", which warm-up, capture and the steps right after it are not, and
-which no step of another phase interrupts. Of those, in this order:
+A step is in the window if both runs were in phase "measure". Warm-up, capture and the steps right after it are other phases. No
+step of another phase may interrupt the window. Three rules apply in this order:
 
-1. A step is off where it is further from its own run's median than ``FENCE`` robust standard deviations (the median
-   absolute deviation times 1.4826) and than ``NOTICEABLE`` of the median. Source of the fence: Iglewicz and Hoaglin, How
-   to Detect and Handle Outliers (1993); NIST/SEMATECH e-Handbook, 1.3.5.17.
-2. Steps at the beginning that are off in either run belong to settling and are left out, up to ``LONGEST_SETTLING`` of
-   the window. Where more of it is off, it is how the run behaves, and all counts.
-3. Later steps that are off in either run are outliers and left out on both sides, unless they are behaviour: more than
-   ``RARE`` of one run's steps, or so many more in one run than in the other that noise alone would do it with a
-   probability below ``CHANCE`` (sign test over all pairs of the cell). Behaviour counts in full, or a graphed run that
-   takes twice as long every tenth step would look as fast as its better steps.
+1. A step is off if it is farther from its run's median than ``FENCE`` robust standard deviations (the median absolute
+   deviation times 1.4826) and than ``NOTICEABLE`` of the median. Source of the fence: Iglewicz and Hoaglin, How to Detect
+   and Handle Outliers (1993); NIST/SEMATECH e-Handbook, 1.3.5.17.
+2. Steps at the beginning that are off in either run are settling steps and are excluded, up to ``LONGEST_SETTLING`` of the
+   window. If more steps are off, they are normal for the run, and none is excluded as settling.
+3. Later steps that are off in either run are outliers and are excluded on both sides, unless they are behaviour. They are
+   behaviour if they are more than ``RARE`` of one run's steps. They are also behaviour if one side has so many more than the
+   other that noise explains it with a probability below ``CHANCE`` (sign test over all pairs of the cell). Behaviour counts in
+   full. Otherwise a graphed run that takes twice as long every tenth step would look as fast as its better steps.
 
-Outliers must not change the verdict: analysis/speed/speedup.py checks it over all steps of the window too. Settling is paid for once, and counts in what a capture costs.
-
-The figure of a run is the mean of its window, not the median: what trains pays for every step, and a median hides a
-second mode.
+Outliers must not change the verdict, so analysis/speed/speedup.py also checks it over all steps of the window. Settling happens
+once and is part of the cost of a capture. The figure of a run is the mean of its window, not the median: training pays for
+every step, and a median hides a second mode.
 """
 
 from __future__ import annotations
@@ -35,15 +34,18 @@ TO_STANDARD_DEVIATION = 1.4826
 NOTICEABLE = 0.05
 LONGEST_SETTLING = 0.25
 SHORTEST_MS, LONGEST_MS = 1e-6, 1e9
-"""A nanosecond, and eleven days: no step takes less or more."""
+"""The shortest and the longest plausible step: a nanosecond and eleven days."""
 RARE = 0.05
 CHANCE = 0.05
 
 
 @dataclass(frozen=True)
 class Window:
-    """The steps that both runs of a pair measured, settling left out. All arrays have shape (steps,); times are positive,
-    in milliseconds. ``settling_ms`` are the graphed run's steps that were left out at the beginning, shape (settling,)."""
+    """The steps that both runs of a pair measured, without settling.
+
+    All arrays have shape (steps,). Times are positive, in milliseconds. ``settling_ms`` has the graphed run's settling steps,
+    shape (settling,).
+    """
 
     eager_ms: Floats
     graphed_ms: Floats
@@ -58,7 +60,7 @@ class Window:
 
     @property
     def settling(self) -> int:
-        """How many steps were left out at the beginning."""
+        """The number of settling steps, excluded at the beginning."""
         return len(self.settling_ms)
 
     def __len__(self) -> int:
@@ -66,8 +68,8 @@ class Window:
 
 
 def window_of(eager: Steps, graphed: Steps) -> Window | str:
-    """The window of a pair, or why there is none."""
-    # Step checks are where the plan has them (analysis/verdict/precapture_check.py).
+    """Return the window of a pair, or the reason why there is none."""
+    # analysis/verdict/precapture_check.py has checked that step checks are where the plan has them.
     eager, graphed = (side.take(side.phase != "check") for side in (eager, graphed))
     if any(_interrupted(side) for side in (eager, graphed)):
         return "steps of another phase lie among the measured ones"
@@ -89,7 +91,7 @@ def window_of(eager: Steps, graphed: Steps) -> Window | str:
 
 
 def behaviour(windows: Sequence[Window]) -> str:
-    """Why the steps that are off count in all ``windows`` of a cell; empty where they are outliers, or where none is."""
+    """Return why the steps that are off count in all ``windows`` of a cell, or "" if they are outliers or no step is off."""
     sides = {"eager": [w.eager_off for w in windows], "graphed": [w.graphed_off for w in windows]}
     for name, runs in sides.items():
         for off in runs:
@@ -103,13 +105,13 @@ def behaviour(windows: Sequence[Window]) -> str:
 
 
 def _interrupted(side: Steps) -> bool:
-    """Whether a run left out steps of its own choice."""
+    """Return whether steps of other phases lie among the measured ones, so that a run could leave out steps."""
     measured = np.flatnonzero(side.phase == "measure")
     return len(measured) > 0 and bool(measured[-1] - measured[0] >= len(measured))
 
 
 def is_plausible(times: Floats) -> Booleans:
-    """Which are times that a step can take."""
+    """Return which ``times`` are plausible for a step, shape (steps,)."""
     which: Booleans = (times >= SHORTEST_MS) & (times <= LONGEST_MS)
     return which
 
@@ -123,7 +125,7 @@ def _off(times: Floats) -> Booleans:
 
 
 def _settling(off: Booleans) -> int:
-    """How many steps at the beginning are off in a row; 0 where they are too many to be settling."""
+    """Return the number of consecutive steps that are off at the beginning, or 0 if they are too many to be settling."""
     first_steady = int(np.argmin(off))
     if off[first_steady] or first_steady > LONGEST_SETTLING * len(off):
         return 0
@@ -131,6 +133,6 @@ def _settling(off: Booleans) -> int:
 
 
 def _chance(most: int, together: int) -> float:
-    """The probability that of ``together`` fair coins as many as ``most`` or more fall on the same side."""
+    """Return the probability that ``most`` or more of ``together`` fair coins fall on the same side."""
     tail = sum(math.comb(together, count) for count in range(most, together + 1))
     return float(min(1, 2 * tail / 2**together))

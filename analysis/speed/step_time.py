@@ -1,4 +1,4 @@
-"""A cell's absolute step time, which ranks cells of different allocations."""
+"""A cell's absolute step time. It ranks cells of different allocations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def is_sound(attempt: Attempt) -> bool:
 
 
 def steady_ms(attempt: Attempt) -> float | None:
-    """Return the mean of the run's own steady window, by the rule for pairs (analysis/speed/steady_window.py), or None."""
+    """Return the mean step time of a run's own steady window, or None. The window is that of a pair of the run with itself."""
     window = window_of(attempt.steps, attempt.steps)
     if isinstance(window, str):
         return None

@@ -16,10 +16,10 @@ _ROUNDING = 1e-12
 
 
 def along_steps(difference: Floats, weights: Floats, *, white: bool = False) -> StandardError:
-    """Return the standard error under an AR(1) model of ``difference``, shape (steps,); of ``white`` noise without correlation.
+    """Return the standard error under an AR(1) model of ``difference``, shape (steps,), or without correlation if ``white``.
 
-    The autocorrelation and variance are those of the residuals of a line fit, so that a drift does not count as noise. Both
-    are corrected for the bias of the line fit. The lag-one autocorrelation r of n steps is biased low by about
+    The autocorrelation and the variance are those of the residuals of a line fit, so a drift does not count as noise. Both are
+    corrected for the bias of the line fit. The lag-one autocorrelation r of n steps is biased low by about
     (2 + 4 r) / n (by (1 + 3 r) / n if only a mean is removed: Kendall 1954, doi:10.1093/biomet/41.3-4.403). The variance is
     biased low by the share that the line absorbs. The degrees of freedom are n (1 - r^2) / (1 + r^2) - 2.
     """
@@ -49,14 +49,14 @@ def _line(steps: int) -> Floats:
 
 
 def variance_factor(weights: Floats, r: float) -> float:
-    """Return the variance of a weighted sum, relative to that of one step, if steps k apart have correlation r^k."""
+    """Return the variance of a weighted sum relative to the variance of one step, if steps k apart have correlation r^k."""
     products = _lagged_products(weights.tobytes())
     return float(products[0] + 2 * (products[1:] @ r ** np.arange(1, len(products))))
 
 
 @lru_cache(maxsize=16)
 def _lagged_products(weights: bytes) -> Floats:
-    """Return the sum over t of w(t) w(t + k) for each lag k from 0, shape (steps,). ``weights`` are the bytes of float64."""
+    """Return the sum over t of w(t) w(t + k) for each lag k from 0, shape (steps,). ``weights`` has the bytes of float64."""
     values = np.frombuffer(weights)
     spectrum = np.fft.rfft(values, 2 * len(values))
     products: Floats = np.fft.irfft(spectrum * spectrum.conj())[: len(values)]

@@ -1,10 +1,10 @@
-"""How far a series falls, and how far it could fall without a trend, though its values depend on each other.
+"""Measure how far a series falls, and how far it could fall by chance if its values depend on each other.
 
-Values that depend on each other move slowly, so a series may fall over a window by chance. A random walk moves farthest. Its
-scale is estimated from the means of equal blocks: from their differences, or from second differences, which a curved trend
-hardly widens. Let a block's steps have the variance v. Then differences of means have variance 2/3 v and a correlation of 1/4,
-second differences have variance v, and the way from the first of m blocks to the last has variance (m - 4/3) v. Values that
-depend on each other less move less far: the error is then too large, never too small.
+A series whose values depend on each other may fall over a window by chance. A random walk moves farthest. Its scale is
+estimated from the means of equal blocks: from their first differences, or from second differences, which a curved trend hardly
+widens. Let v be the variance of a random walk's movement over one block. Then differences of means have variance 2/3 v and a
+correlation of 1/4, second differences have variance v, and the difference between the first and the last of m blocks has
+variance (m - 4/3) v. Values that depend less on each other move less far. For them the error is too large, never too small.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from numpy.typing import NDArray
 from analysis.statistics.standard_error import Variance, welch
 
 BLOCKS = ((8, 1), (10, 2), (20, 2))
-"""For each estimate, the number of blocks and the order of differencing. Few blocks suit noise, many suit a trend that ends early."""
+"""For each estimate, the number of blocks and the order of differencing. Few blocks suit noise; many suit a trend that ends
+early."""
 SHORTEST = 5
-"""The steps of the shortest blocks."""
+"""The length of the shortest blocks, in steps."""
 ALPHA = 0.022
-"""The probability that one estimate errs. All together err in 5% of random walks at most, by simulation."""
+"""The error probability of one estimate. Any of them errs in at most 5% of random walks, by simulation."""
 
 
 def fall_of(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return how far ``values``, shape (steps,), fall from the first block to the last, and the half width of its interval.
+    """Return the fall of ``values``, shape (steps,), from the first block to the last, and the half width of its interval.
 
-    Of the estimates, return the one that shows the largest fall beyond chance. It takes 20 steps or more.
+    Of several estimates, return the one with the largest fall beyond chance. It needs 20 steps or more.
     """
     found = []
     for blocks, order in (*BLOCKS, (len(values) // SHORTEST, 2)):
@@ -36,7 +37,7 @@ def fall_of(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _variance_of_walk(means: NDArray[np.float64], order: int) -> Variance:
-    """Return the variance of a block's steps. Its degrees of freedom allow for the correlation of the differences."""
+    """Return the variance of the walk over one block. Its degrees of freedom allow for the correlation of the differences."""
     differences = np.diff(means, order)
     if order == 1:
         return Variance(3 / 2 * float(differences.var(ddof=1)), (len(means) - 1) / (9 / 8) - 1)

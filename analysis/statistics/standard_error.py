@@ -16,7 +16,7 @@ class Variance:
     degrees: float
 
     def __mul__(self, factor: float) -> Variance:
-        """Return the variance of ``factor`` independent values of this variance, or of a share of one."""
+        """Return the variance times ``factor``, with the same degrees of freedom."""
         return Variance(self.size * factor, self.degrees)
 
 
@@ -28,18 +28,18 @@ class StandardError:
     degrees: float
 
     def exceeded_with(self, probability: float) -> float:
-        """Return the distance from the truth that the estimate exceeds with ``probability``, in one direction."""
+        """Return the distance from the true value that the estimate exceeds with ``probability``, in one direction."""
         if not self.size > 0:
             return 0.0
-        # Degrees are rounded down, by 2% at most. Few quantiles are then computed, and kept.
+        # Round degrees down, by 2% at most, so that few distinct quantiles are computed and cached.
         unit = 10.0 ** (math.floor(math.log10(self.degrees)) - 1) / 5
         return quantile(1 - probability, math.floor(self.degrees / unit + 1e-9) * unit) * self.size
 
     def p(self, distance: float) -> float:
         """Return the one-sided p-value of an estimate at ``distance`` inside the margin.
 
-        The null hypothesis is that the true value is at the margin. Return 1 at or outside the margin, and where a number is
-        not finite.
+        The null hypothesis is that the true value is at the margin. Return 1 at or outside the margin, and if a number is not
+        finite.
         """
         if not (math.isfinite(distance) and math.isfinite(self.size)) or distance <= 0:
             return 1.0
@@ -49,8 +49,8 @@ class StandardError:
 def welch(*variances: Variance) -> StandardError:
     """Return the standard error of a sum of independent estimates (Welch 1947, doi:10.1093/biomet/34.1-2.28).
 
-    The degrees of freedom are Satterthwaite's: a group without variance adds none. A pooled variance would take its degrees,
-    and promise an accuracy that the other group does not have.
+    The degrees of freedom are Satterthwaite's: a group without variance adds none. A pooled variance would count the degrees of
+    such a group, and claim an accuracy that the other group does not have.
     """
     total = sum(one.size for one in variances)
     if not total > 0 or not math.isfinite(total):

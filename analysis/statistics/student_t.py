@@ -45,7 +45,7 @@ def quantile(p: float, degrees: float) -> float:
 
 
 def _exceeded_with(tail: float, degrees: float) -> float:
-    """Find the t with the probability ``tail`` above it, by bisection: the tail falls from a half at 0."""
+    """Return the t with the probability ``tail`` above it, by bisection. The tail is 1/2 at 0 and falls."""
     low, high = 0.0, 1.0
     while upper_tail(high, degrees) > tail:
         low, high = high, high * 2
@@ -61,10 +61,10 @@ def _check_degrees(degrees: float) -> None:
 
 
 def _incomplete_beta(x: float, y: float, a: float, b: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b). ``y`` = 1 - ``x`` keeps its digits if x is near 1."""
+    """Return the regularised incomplete beta function I_x(a, b). ``y`` is 1 - ``x`` with all its digits, also for x near 1."""
     if x == 0 or y == 0:
         return 0.0 if x == 0 else 1.0
-    # Where the fraction converges slowly, its mirror image converges fast.
+    # If the fraction converges slowly, its mirror image converges fast.
     if x > (a + 1) / (a + b + 2):
         return 1 - _incomplete_beta(y, x, b, a)
     log_front = a * math.log(x) + b * math.log(y) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)

@@ -1,1 +1,1 @@
-"""Do graphed runs compute what eager ones do: rules over curves."""
+"""Judge by rules over curves whether graphed runs compute what eager runs compute."""

@@ -37,7 +37,7 @@ def check_complete(
 ) -> IncompleteCurve | None:
     """Return why the curves cannot be compared from ``expected[first]`` on, or None.
 
-    Check first for a number that is not finite in graphed runs alone: a run that stopped at its NaN lacks steps, too.
+    First check for a number that is not finite only in graphed runs, because a run that stopped at a NaN also lacks steps.
     """
     curves = {**eager, **graphed}
     shared = shared_steps(list(curves.values()), expected)
@@ -114,7 +114,7 @@ def _one_sided(
 
 
 def eager_fault(eager: Sequence[Steps]) -> IncompleteCurve | None:
-    """Return a fault if a number of an eager run is not finite: graphs need not be the cause then."""
+    """Return a fault if a number of an eager run is not finite. Graphs need not be the cause then."""
     for steps in eager:
         finite = finite_steps(steps)
         if not finite.all():

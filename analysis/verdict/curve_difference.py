@@ -23,7 +23,7 @@ METRIC_NAMES: dict[Metric, str] = {"loss": "loss", "grad_norm": "gradient norm"}
 class NoiseFloor:
     """The noise floor: the largest difference, over all compared steps, between one eager repeat and the mean of the others.
 
-    A perturbed run counts too: its difference from the mean of the repeats. ``loss`` is absolute (nats), ``grad_norm`` is
+    A perturbed run counts by its difference from the mean of the repeats. ``loss`` is absolute (nats), ``grad_norm`` is
     relative to the mean of all repeats.
     """
 
@@ -35,7 +35,7 @@ class NoiseFloor:
 
     @property
     def source(self) -> str:
-        """Name the runs whose differences it measures."""
+        """The runs whose differences the noise floor measures, in words."""
         if self.perturbed:
             return "eager repeats and the perturbed run" if self.repeats > 1 else "the eager and the perturbed run"
         return "eager repeats"
@@ -58,7 +58,8 @@ class MetricTests:
 
     ``mean`` is the mean difference over the window. ``p`` is the p-value of the equivalence test: the probability of a mean
     this small if the true mean difference were at the margin. ``rise`` is the rise over the window of the line fitted to the
-    differences. ``leaves`` is whether this line will leave the margin. ``growth`` is growth at the end of the window that will.
+    differences. ``leaves`` is whether this line will leave the margin. ``growth`` is a drift of one run, or growth at the end
+    of the window, that will leave it.
     """
 
     metric: Metric
@@ -88,7 +89,8 @@ class CurveEvidence:
     """Relative to the eager gradient norm."""
     max_grad_norm_step: int
     bitwise_prefix: int
-    """Leading steps after the capture at which every graphed run equals some eager run bit for bit in loss and gradient norm."""
+    """Leading steps after the capture at which every graphed run equals some eager run bit for bit in loss and gradient
+    norm."""
     eager_prefix: int
     """Leading steps at which all eager runs are equal bit for bit. With one run, this is all steps."""
     noise_floor: NoiseFloor | None
@@ -97,9 +99,9 @@ class CurveEvidence:
 
     @property
     def bitwise(self) -> bool:
-        """Return whether every graphed run equals every eager run at every step.
+        """Whether every graphed run equals every eager run bit for bit at every step.
 
-        If eager runs differ, equality with one of them can be chance and does not count.
+        If eager runs differ, equality with one of them may be chance and does not count.
         """
         return self.bitwise_prefix == self.eager_prefix == self.steps
 
@@ -134,9 +136,9 @@ class Sample:
 
     @property
     def eager_distances(self) -> Floats:
-        """Return each eager run minus the mean of the others, and the perturbed run minus the mean of all, shape (runs, steps).
+        """Each eager run minus the mean of the others, and the perturbed run minus the mean of all, shape (runs, steps).
 
-        It has no rows if there is one eager run alone.
+        A single eager run has no row.
         """
         # ``eager`` is relative to the mean of all runs.
         runs = len(self.eager)
@@ -145,12 +147,12 @@ class Sample:
 
     @property
     def is_finite(self) -> bool:
-        """Return whether all differences are finite. With a gradient norm of 0 there is no relative difference."""
+        """Whether all differences are finite. If the eager gradient norm is 0, its relative difference is not finite."""
         return all(np.isfinite(side).all() for side in (self.eager, self.graphed, self.perturbed))
 
     @cached_property
     def largest(self) -> Floats:
-        """Return the largest absolute difference of any graphed run at each step, shape (steps,)."""
+        """The largest absolute difference of any graphed run at each step, shape (steps,)."""
         largest: Floats = np.abs(self.graphed).max(axis=0)
         return largest
 
@@ -165,9 +167,9 @@ def sample_of(
     before, after = (np.stack([steps.of(metric)[window] for steps in side]) for side in (eager, graphed))
     moved = perturbed.of(metric)[window][None] if perturbed else before[:0]
     with np.errstate(invalid="ignore", over="ignore"):
-        # This form of the mean is exact where runs are equal bit for bit.
+        # This form of the mean is exact if runs are equal bit for bit.
         mean = before[0] + (before - before[0]).mean(axis=0)
-        # Divide before summing: the sum of norms can overflow where their mean does not.
+        # Divide before summing: the sum of norms can overflow even if their mean does not.
         scale = np.ones_like(mean) if metric == "loss" else (np.abs(before) / len(before)).sum(axis=0)
         return Sample(
             metric, *(_relative(side - mean, scale) for side in (before, after, moved.reshape(-1, len(mean))))
@@ -193,7 +195,7 @@ def _noise_floor(samples: Sequence[Sample]) -> NoiseFloor | None:
 def _relative(difference: Floats, scale: Floats) -> Floats:
     """Return ``difference / scale``, shape (runs, steps). ``scale`` has shape (steps,).
 
-    Return 0 for a difference of 0 even where the scale is 0, and infinity where the quotient or the scale is not finite.
+    The result is 0 for a difference of 0 even if the scale is 0. It is infinite if the quotient or the scale is not finite.
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         quotient = np.where(difference == 0, 0.0, difference / scale)

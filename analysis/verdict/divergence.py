@@ -1,10 +1,10 @@
 """Find the steps whose difference certainly exceeds its margin and is not noise.
 
-Noise has rare spikes that the eager runs may not show, but two runs rarely have them at the same step. A step counts if it
-exceeds the margin by some noise floors in every one of several graphed runs. In one run it must exceed it by more, and at
-many steps. Where eager runs agree to the bit there is no noise, and a single step counts. A mean difference counts if its
-confidence interval lies outside the margin. If the noise floor exceeds the margin, often by spikes, every graphed run must
-exceed the margin at many steps.
+Noise has rare spikes that the eager runs may not show, but two runs rarely have a spike at the same step. With several graphed
+runs, a step counts if all of them exceed the margin there by ``SURE`` noise floors. One run alone must exceed it by
+``SURE_ALONE`` noise floors, at many steps. If eager runs agree to the bit there is no noise, and a single step counts. A mean
+difference counts if its confidence interval lies outside the margin. If the noise floor exceeds the margin (often because of
+spikes), every graphed run must exceed the margin at many steps.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from analysis.records.steps import Booleans
 from analysis.verdict.curve_difference import Estimate, Sample
 
 SURE, SURE_ALONE = 3.0, 10.0
-"""Noise floors above the margin from which a step is not noise: in every one of two or more graphed runs, and in one run."""
+"""A step farther above the margin than this many noise floors is not noise: in all of several graphed runs, and in one run."""
 LASTING, SHARE = 20, 10
-"""A run exceeds the margin for good at so many steps; if the noise floor exceeds the margin, at one in ``SHARE`` as well."""
+"""The steps at which a run must exceed the margin; if the noise floor exceeds the margin, also at least one step in
+``SHARE``."""
 
 
 def exceeds_margin_surely(sample: Sample, margin: float, floor: float, mean: Estimate | None) -> Booleans:
     """Return which steps certainly exceed ``margin``, shape (steps,). ``mean`` is the mean difference, if it was tested.
 
-    If only the mean certainly exceeds the margin, return all steps that exceed it, however little.
+    If only the mean certainly exceeds the margin, return all steps that exceed it by any amount.
     """
     size = np.abs(sample.graphed)
     alone: Booleans = size > margin + SURE_ALONE * floor

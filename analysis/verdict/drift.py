@@ -1,9 +1,9 @@
-"""Rung 4: detect a difference that drifts: it is still within its margin, but will leave it.
+"""Rung 4: detect a drift, a difference that is still within its margin but will leave it.
 
-A drift shows in a line fitted to the differences. If the line rises significantly, its extrapolation over as many steps
-again must stay within the margin. This holds for the mean of the graphed runs, and for each of them. An oscillation has no
-line, but its size has one: the largest size at the end is scaled by the forecast of that line. A late onset is in too few
-steps to move a line: analysis.verdict.growth detects it.
+A line is fitted to the differences. If it rises significantly, its extrapolation over as many steps again must stay within the
+margin. This rule applies to the mean of the graphed runs and to each of them. A growing oscillation shows no drift in such a
+line, so a line is fitted to the sizes of differences as well. It extrapolates the largest size at the end of the window. A late
+onset is in too few steps to move a line; analysis.verdict.growth detects it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from analysis.verdict.curve_difference import Estimate, Sample
 from analysis.verdict.growth import ABOVE_NOISE, LONGEST, SURE, Growth, explained_by_chaos
 
 PEAK = 2.0
-"""The largest size at the end counts up to so many times the line. In a sine it is 1.6 times it, in a burst far more."""
+"""The largest size at the end counts at most as this multiple of the line. It is 1.6 times the line in a sine, far more in a
+burst."""
 
 
 def rise_of_line(steps: int) -> Floats:
@@ -32,7 +33,7 @@ def rise_of_line(steps: int) -> Floats:
 def leaves_margin(mean: Estimate, rise: Estimate, margin: float) -> bool:
     """Return whether ``rise`` is significant and its line would leave ``margin`` within as many steps again.
 
-    At its last step the line is half its rise above the mean, and as many steps later 1.5 times its rise.
+    The line is half its rise above the mean at the last step, and 1.5 times its rise above the mean as many steps later.
     """
     return abs(rise.value) > rise.half_width and not abs(mean.value + 1.5 * rise.value) <= margin
 
@@ -58,7 +59,7 @@ def _drift(sample: Sample, margin: float, *, of_sizes: bool = False) -> Growth |
             peaks = np.minimum(runs[:, -(steps // LONGEST) :].max(axis=1), PEAK * ends)
             forecasts = np.where(rises > 0, peaks * (forecasts / ends), 0.0)
     for run in np.flatnonzero(~(np.abs(forecasts) <= margin) & (np.abs(rises) > least)):
-        # The size of a difference has its noise, times its sign: an oscillation averages out noise that changes slowly.
+        # A size has the difference's noise times its sign. In an oscillation the sign averages out noise that changes slowly.
         signs = np.where(sample.graphed[run] < 0, -1.0, 1.0) if of_sizes else 1.0
         errors = [along_steps(runs[run], weights, white=True), *(along_steps(one * signs, weights) for one in noise)]
         if abs(rises[run]) > SURE * max(error.size for error in errors):

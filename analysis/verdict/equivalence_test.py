@@ -1,4 +1,4 @@
-"""Rung 3: two one-sided tests (TOST) that a mean difference lies within its margin, for autocorrelated noise.
+"""Rung 3: two one-sided tests (TOST), valid for autocorrelated noise, that a mean difference is within its margin.
 
 The estimate d is the difference between the mean graphed and the mean eager curve, averaged over the steps. With standard
 error s and margin M, both one-sided tests reject at level alpha if (M - |d|) / s exceeds Student's t quantile (Schuirmann
@@ -22,7 +22,7 @@ from analysis.statistics.standard_error import StandardError, Variance, welch
 from analysis.verdict.curve_difference import Estimate, Sample
 
 ALPHA = 0.05
-"""The significance level: the largest probability with which a true difference at its margin may pass."""
+"""The significance level: the largest probability that a true difference at the margin passes."""
 
 
 def estimate_of(sample: Sample, weights: Floats) -> Estimate:
@@ -37,7 +37,7 @@ def estimate_of(sample: Sample, weights: Floats) -> Estimate:
 def mean_within(sample: Sample, margin: float) -> tuple[Estimate, float]:
     """Return the mean difference, and the p-value of the test that it is within ``margin``.
 
-    Use the larger half width and the larger p-value of the two standard errors. The sample needs two or more eager runs.
+    Of the two standard errors, use the larger half width and the larger p-value. The sample needs two or more eager runs.
     """
     steps = sample.graphed.shape[1]
     value, errors = _weighted_sum(sample, np.full(steps, 1 / steps))
@@ -54,7 +54,7 @@ def _weighted_sum(sample: Sample, weights: Floats) -> tuple[float, tuple[Standar
 def _between_repeats(sample: Sample, weights: Floats) -> StandardError:
     """Return the standard error of the difference of two group means, by Welch's form.
 
-    A single graphed run is taken to vary as the eager runs do.
+    A single graphed run is assumed to vary as much as the eager runs.
     """
     eager, graphed = (_variance_of_runs(side @ weights) for side in (sample.eager, sample.graphed))
     of_eager, of_graphed = 1 / len(sample.eager), 1 / len(sample.graphed)

@@ -10,8 +10,10 @@ from analysis.verdict.verdict import REPEAT, Verdict
 
 
 def judge_family(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """Return the verdicts of all cells of a sweep, whose tests count as one family: the chance of any wrong EQUIVALENT
-    is alpha."""
+    """Return the corrected verdicts of all cells of a sweep.
+
+    Their tests count as one family: the probability of one or more wrong EQUIVALENT verdicts is at most alpha.
+    """
     tested = [place for place, verdict in enumerate(verdicts) if verdict.evidence and verdict.evidence.tested]
     holds = dict(zip(tested, holm([verdicts[place].p for place in tested]), strict=True))
     return tuple(

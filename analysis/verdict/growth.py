@@ -1,13 +1,13 @@
-"""Rung 4: detect differences that grow at the end of the window, and would leave the margin after it.
+"""Rung 4: detect differences that grow at the end of the window and would leave the margin after it.
 
-The window is cut into blocks, and the level of a block is the median size of its differences: one spike does not move it. A
-difference grows late if its level rises in the last block by more than that of any graphed run before, and by more than eager noise explains.
-Its rise then forms a geometric series from block to block. The series is continued over as many steps again. Blocks of
-several lengths are tried, from a third of the window to one step: a ramp over 60 steps and a difference that grows tenfold
-in each look alike at none.
+The window is cut into blocks. The level of a block is the median size of its differences, which one spike does not move. A
+difference grows late if its level rises more in the last block than any graphed run's level rose before, and more than eager
+noise explains. Its rises are then extrapolated as a geometric series, from block to block, over as many steps again. Several
+block lengths are tried, from a third of the window to one step. No single length detects both a ramp over 60 steps and a
+difference that grows tenfold at each step.
 
-Training is chaotic: differences of the last bit grow from step to step, between eager runs as well. Where eager differences
-grow, growth counts only far above them: two runs that leave a third one at the same rate may be far apart in size.
+Training is chaotic: differences in the last bit grow from step to step, also between eager runs. If eager differences grow, a
+graphed difference counts only far above them. Two runs may leave a third one at the same rate and still differ much in size.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ from analysis.records.steps import Floats
 from analysis.statistics.along_steps import along_steps
 
 QUARTERS = 4
-"""A block begins at any of its four quarters; one of less than four steps begins at any step."""
+"""Blocks overlap: they begin a quarter of their length apart, or at every step if they are shorter than four steps."""
 LONGEST = 3
-"""The longest blocks are a third of the window: one before the growth, one to compare with, one that grows."""
+"""The longest block is a third of the window. One block grows, one is compared with it, and one shows the rise before."""
 ACCELERATION = 1.5
-"""The last rise exceeds all earlier rises, of any graphed run, by this factor."""
+"""The last rise must exceed all earlier rises of all graphed runs by this factor."""
 ABOVE_NOISE = 3.0
-"""The last rise exceeds all rises of eager differences by this factor."""
+"""The last rise must exceed all rises of eager differences by this factor."""
 SHORT = 2
-"""Blocks of so many steps are many. They exceed the largest rise of all by chance as rarely as others exceed ``ABOVE_NOISE``."""
+"""Blocks of at most this many steps are short. They are many, so their largest eager rise needs only ``ACCELERATION`` as
+factor: exceeding it by chance is as rare as exceeding ``ABOVE_NOISE`` for longer blocks."""
 SHORT_RISE = 0.1
-"""Their last rise exceeds this share of the margin as well: chaos of eager runs may be hidden in noise."""
+"""The last rise of short blocks must also exceed this share of the margin, because noise may hide the chaos of eager runs."""
 ABOVE_SPREAD = 2.0
-"""The last rise exceeds the median distance of a size from the level of its block by this factor."""
+"""The last rise must exceed the median distance between a size and its block's level by this factor."""
 SURE = 3.0
-"""The last rise of a long block, or a run's line, exceeds so many standard errors: there are many runs, and eager noise is a rough measure."""
+"""The last rise of a long block, or the rise of a run's line, must exceed this many standard errors. The factor is high because
+many runs are tested and eager noise measures the error only roughly."""
 CHAOTIC = 2.0
-"""Eager differences grow if their mean in the last block is so many times that in the first third of the window."""
+"""Eager differences grow if their mean in the last block exceeds this multiple of their mean in the window's first third."""
 LEAST = 8
-"""Fewer last steps do not show that eager differences grow: the mean of four is that large by chance."""
+"""The least number of last steps that can show growth of eager differences. The mean of four can be that large by chance."""
 ABOVE_CHAOS = 30.0
-"""Where eager differences grow, the last rise exceeds the largest of them in the last block by this factor."""
+"""If eager differences grow, the last rise must exceed the largest of them in the last block by this factor."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,10 @@ class Growth:
 
 
 def late_growth(graphed: Floats, eager: Floats, margin: float) -> Growth | None:
-    """Return the growth of a graphed difference that leaves ``margin`` within as many steps again; None without one.
+    """Return the growth of a graphed difference that would leave ``margin`` within as many steps again, or None.
 
-    ``graphed`` has shape (graphed runs, steps), ``eager`` has shape (eager runs, steps): differences from the mean of the
-    eager runs, and of each eager run from the others. All must be finite.
+    ``graphed`` has the differences from the mean of the eager runs, shape (graphed runs, steps). ``eager`` has the differences
+    of each eager run from the others, shape (eager runs, steps). All must be finite.
     """
     sizes = np.abs(graphed)
     found = (_growth(sizes, eager, length, stride, margin) for length, stride in _blocks(sizes.shape[1]))
@@ -67,7 +69,7 @@ def late_growth(graphed: Floats, eager: Floats, margin: float) -> Growth | None:
 
 
 def _blocks(steps: int) -> Iterator[tuple[int, int]]:
-    """Yield the lengths of blocks, and how many steps lie between two that overlap, the longest first."""
+    """Yield the block lengths, the longest first, each with the distance in steps between the beginnings of two blocks."""
     quarter = steps // (LONGEST * QUARTERS)
     while quarter:
         yield QUARTERS * quarter, quarter
@@ -76,13 +78,13 @@ def _blocks(steps: int) -> Iterator[tuple[int, int]]:
 
 
 def _growth(sizes: Floats, eager: Floats, length: int, stride: int, margin: float) -> Growth | None:
-    """Return the growth of the last block."""
+    """Return the growth in the last block of ``length`` steps, or None."""
     levels, rises = _levels(sizes, length, stride)
     last, earlier = rises[:, -1], rises[:, : -(length // stride)].max().clip(0)
     explained = np.maximum(_explained(eager, length, stride, margin), ABOVE_SPREAD * _spread(sizes, length))
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         factor = np.where(last > explained, last / earlier, 0.0)
-        # The last level is that of the middle of its block.
+        # A level stands for the middle of its block.
         later = factor ** (sizes.shape[1] / length + 0.5)
         leaves = ~(levels[:, -1] + last * factor * (later - 1) / (factor - 1) <= margin)
     grows = leaves & (factor > ACCELERATION)
@@ -95,7 +97,7 @@ def _growth(sizes: Floats, eager: Floats, length: int, stride: int, margin: floa
 def _levels(sizes: Floats, length: int, stride: int) -> tuple[Floats, Floats]:
     """Return the median of each block, and its rise above the block that ends where it begins.
 
-    Both have shape (runs, blocks), the rises fewer. The last block ends with the window.
+    Both have shape (runs, blocks), but the first blocks have no rise. The last block ends with the window.
     """
     blocks = sliding_window_view(sizes, length, axis=1)
     levels = np.median(blocks[:, (blocks.shape[1] - 1) % stride :: stride], axis=2)
@@ -104,7 +106,10 @@ def _levels(sizes: Floats, length: int, stride: int) -> tuple[Floats, Floats]:
 
 
 def _spread(sizes: Floats, length: int) -> Floats:
-    """Return the median distance of a size from the level of its block, in the last two blocks, shape (runs,)."""
+    """Return the median distance between a size and its block's level, the larger of the last two blocks', shape (runs,).
+
+    It is 0 for short blocks.
+    """
     blocks = sizes[:, -2 * length :].reshape(-1, 2, length)
     distances = np.median(np.abs(blocks - np.median(blocks, axis=2, keepdims=True)), axis=2)
     largest: Floats = distances.max(axis=1) * (length > SHORT)
@@ -118,16 +123,16 @@ def _explained(eager: Floats, length: int, stride: int, margin: float) -> float:
     if length <= SHORT:
         chaos = rises[-1] >= rises.max()
         return (ABOVE_CHAOS if chaos else ACCELERATION) * float(rises.max()) + SHORT_RISE * margin
-    # Few blocks of noise that changes slowly may rise little by chance.
+    # Noise that changes slowly has few independent blocks, whose rises may be small by chance.
     rise = np.repeat([0.0, -1 / length, 1 / length], [eager.shape[1] - 2 * length, length, length])
     error = max(along_steps(one, rise).size for one in eager)
     return max(explained_by_chaos(noise, length), ABOVE_NOISE * float(rises.max()), SURE * error)
 
 
 def explained_by_chaos(noise: Floats, length: int) -> float:
-    """Return the largest rise that growing eager differences explain, over the last ``length`` steps; 0 if none grows.
+    """Return the largest rise over the last ``length`` steps that growing eager differences explain; 0 if they do not grow.
 
-    ``noise`` are the sizes of eager differences, shape (eager runs, steps).
+    ``noise`` has the sizes of eager differences, shape (eager runs, steps).
     """
     first, last = noise[:, : noise.shape[1] // LONGEST], noise[:, -max(length, LEAST) :]
     return ABOVE_CHAOS * float(last.max()) if last.mean() > CHAOTIC * first.mean() else 0.0

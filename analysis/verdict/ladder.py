@@ -3,24 +3,25 @@
 Rung 0 (analysis.verdict.completeness): both sides have every step once, in order and finite, else INCOMPARABLE. A number
     after the capture that is finite in all eager runs, but not in a graphed run, is DIVERGED. analysis.pairing.pair checks
     the settings of both runs and the proof of replay.
-Rung 1: after the capture, every graphed run equals every eager run bit for bit: BITWISE. If eager runs differ among
-    themselves, equality with one of them proves little, and the ladder goes on.
-Rung 2, the noise floor: the largest difference of an eager run, or of the perturbed one, from the others. It never widens a
+Rung 1: the verdict is BITWISE if every graphed run equals every eager run bit for bit after the capture. If eager runs differ
+    among themselves, equality with one of them proves little, and the ladder goes on.
+Rung 2 is the noise floor: the largest difference between an eager or perturbed run and the other eager runs. It never widens a
     margin. With fewer than two eager runs, or a noise floor above the margin, the verdict is INCONCLUSIVE at best.
-Rung 3: every graphed run is within the margin of the eager mean at every step, because a mean over steps hides
-    alternating signs and single bad steps. The mean over the window is within the margin by two one-sided tests
-    (analysis.verdict.equivalence_test). Noise hides no difference of 1.25 margins at a step (analysis.verdict.step_test).
-Rung 4: no line fitted to the differences, or to their sizes, will leave the margin (analysis.verdict.drift), nor will differences that
-    grow at the end of the window (analysis.verdict.growth).
+Rung 3: every graphed run must be within the margin of the eager mean at every step, because a mean over steps hides
+    alternating signs and single bad steps. Two one-sided tests must show that the mean over the window is within the margin
+    (analysis.verdict.equivalence_test). Noise must not be able to hide a difference of 1.25 margins at a step
+    (analysis.verdict.step_test).
+Rung 4: no line fitted to the differences or to their sizes may leave the margin (analysis.verdict.drift). No difference may
+    grow so much at the end of the window that it will leave the margin (analysis.verdict.growth).
 
-EQUIVALENT passes all rungs over ``MINIMUM_STEPS`` steps or more. The eager runs must also train: their loss moves by more
-than the margin, and their gradients are not all 0. Unless digests of parameters show it, the loss must also fall by more
-than the margin beyond what batches explain, even batches that depend on each other. DIVERGED needs proof (analysis.verdict.divergence). Everything
-in between is INCONCLUSIVE.
+EQUIVALENT passes all rungs over ``MINIMUM_STEPS`` steps or more. The eager runs must also train: their loss must move by more
+than the margin, and their gradients must not all be 0. Either digests of parameters must show that parameters change, or the
+loss must fall by more than the margin beyond the variation between batches, which may depend on each other. DIVERGED needs
+proof (analysis.verdict.divergence). Everything in between is INCONCLUSIVE.
 
-Every condition fails on NaN. The minimum length comes from a known failure: Megatron-LM issue 5966 (TE graphs over
-attention) leaves the eager curve at step 81 and is NaN at step 91, so a check over 50 steps passes it. docs/verdicts.md has
-the error rates of these rules, by simulation.
+Every condition fails on NaN. The minimum length comes from a known failure. In Megatron-LM issue 5966 (TE graphs over
+attention), the graphed loss leaves the eager curve at step 81 and is NaN at step 91, so a check over 50 steps would pass.
+docs/verdicts.md has the error rates of these rules, by simulation.
 """
 
 from __future__ import annotations

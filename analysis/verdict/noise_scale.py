@@ -1,4 +1,4 @@
-"""The noise of a single step: how far one run is from another that computes the same, with the same seed."""
+"""The noise of a single step: the difference between two runs that compute the same with the same seed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from analysis.statistics.standard_error import StandardError, Variance, welch
 from analysis.verdict.curve_difference import Sample
 
 LARGEST = 4.5
-"""The largest of some hundred normal differences from their median, in median ones."""
+"""The largest of about a hundred normally distributed differences from their median, in units of the median difference."""
 LARGEST_CORRELATED = 11.0
-"""The same in median differences of neighbours, at an autocorrelation of 0.98."""
+"""The same, in units of the median difference between neighbouring steps, at an autocorrelation of 0.98."""
 
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """The variance of one step of one run, on either side, in the units of the differences.
+    """The variance of one step of one run, for each side, in the squared unit of the differences.
 
-    ``source`` says what it was measured on.
+    ``source`` names the runs that it was measured on. ``graphed`` None means the same variance as eager.
     """
 
     eager: Variance
@@ -40,20 +40,21 @@ class NoiseScale:
 def noise_scale(sample: Sample) -> NoiseScale:
     """Measure the noise of a step between repeats. The sample needs two or more eager runs.
 
-    A perturbed run counts where it is farther from the eager runs than they are from each other.
+    A perturbed run counts if it is farther from the eager runs than they are from each other.
     """
     eager, runs, source = _variance(sample.eager, len(sample.eager) - 1), len(sample.eager), "eager repeats"
     if len(sample.perturbed):
-        # Its distance is from the mean of the eager runs, which has noise as well.
+        # The perturbed run's distance is from the mean of the eager runs, which has noise as well.
         moved = _variance(sample.perturbed, 1) * (runs / (runs + 1))
         eager, source = (moved, "the perturbed run") if moved.size > eager.size else (eager, source)
     return NoiseScale(eager, _graphed_variance(sample, eager), source)
 
 
 def noise_along_steps(sample: Sample) -> float:
-    """Return a noise floor from the graphed runs alone: how far their differences vary along their steps, in the noisiest run.
+    """Return a noise floor from graphed runs alone: the variation of differences along the steps, in the noisiest run.
 
-    It is that of steps about the median step, or of neighbours where that is smaller: an offset or a jump is no noise.
+    It is the smaller of two measures: about the run's median, and between neighbouring steps. So an offset or a jump does not
+    count as noise.
     """
     graphed = np.where(np.isfinite(sample.graphed), sample.graphed, 0.0)
     about_median = np.median(np.abs(graphed - np.median(graphed, axis=1, keepdims=True)), axis=1)
@@ -62,9 +63,9 @@ def noise_along_steps(sample: Sample) -> float:
 
 
 def _graphed_variance(sample: Sample, eager: Variance) -> Variance | None:
-    """Return the variance of one step of a graphed run; None for a single run that shows no more noise than ``eager``.
+    """Return the variance of one step of a graphed run, or None for a single run that shows no more noise than ``eager``.
 
-    A single run shows no noise between repeats, but it may show some along its steps.
+    A single run cannot show noise between repeats, but may show noise along its steps.
     """
     if len(sample.graphed) > 1:
         return _variance(sample.graphed - sample.graphed.mean(axis=0), len(sample.graphed) - 1)
@@ -76,7 +77,7 @@ def _graphed_variance(sample: Sample, eager: Variance) -> Variance | None:
 
 
 def _variance(residuals: Floats, runs: int) -> Variance:
-    """Return the variance of one step from ``residuals``, shape (any, steps), which are worth so many independent ``runs``.
+    """Return the variance of one step from ``residuals``, shape (any, steps), which count as ``runs`` independent runs.
 
     With lag-one autocorrelation r, the squares of steps k apart have correlation r^(2 k).
     """

@@ -15,10 +15,10 @@ from launch.contract.spec import RunSpec
 
 
 def check_phases(graphed: Steps, spec: RunSpec) -> Verdict | None:
-    """Return INCOMPARABLE unless ``graphed`` captured once and was checked, in the steps of ``spec``.
+    """Return INCOMPARABLE unless ``graphed`` captured, and was checked, in the steps that ``spec`` gives.
 
-    Without this check, a damaged record could move the start of the comparison and hide the steps before it. All engines
-    capture in launch.contract.spec.CudaGraph.capture_step. A user's program captures when it wants to, in several steps too.
+    Without this check, a damaged record could move the start of the comparison and hide the steps before it. Our engines
+    capture once, in launch.contract.spec.CudaGraph.capture_step. A user's program may capture at any time and in several steps.
     """
     asked = capture_step(graphed, spec)
     at = int(np.argmax(graphed.phase == "capture")) if spec.engine != "command" else asked
@@ -44,7 +44,7 @@ def check_phases(graphed: Steps, spec: RunSpec) -> Verdict | None:
 
 
 def capture_step(graphed: Steps, spec: RunSpec) -> int:
-    """Return the last step before the comparison: the one of ``spec``, or the last in which a user's program captured."""
+    """Return the last step before the comparison: the capture step of ``spec``, or of a user's program its last capture."""
     if spec.engine != "command":
         return spec.cuda_graph.capture_step
     captured = graphed.step[graphed.phase == "capture"]
@@ -56,7 +56,7 @@ def check_agreement(
 ) -> Verdict | None:
     """Return INCOMPARABLE if ``graphed`` differs from the ``eager`` runs before its capture by more than margin and noise.
 
-    ``equal`` is whether both are equal bit for bit after the capture: then there is no noise.
+    ``equal`` is whether both are equal bit for bit after the capture. Then there is no noise.
     """
     if capture_step == 0:
         return None

@@ -134,7 +134,7 @@ def _largest(window: ComparisonWindow) -> Iterator[tuple[Metric, float, int, flo
 
 
 def missing_floor(window: ComparisonWindow) -> Verdict | None:
-    """Rung 2: return INCONCLUSIVE without a noise floor of two eager repeats, or with one above the margin."""
+    """Rung 2: return INCONCLUSIVE without a noise floor of two eager repeats, or if spikes put it above the margin."""
     floor = window.evidence.noise_floor
     if floor is None or floor.repeats < 2:
         excess = next((f"{_difference(*largest)}, and " for largest in _largest(window)), "")
@@ -145,7 +145,7 @@ def missing_floor(window: ComparisonWindow) -> Verdict | None:
 
 
 def _large_floor(window: ComparisonWindow, floor: NoiseFloor, *, spikes: bool) -> Verdict | None:
-    """Return INCONCLUSIVE if the noise ``floor`` is above the margin; with ``spikes`` only if its spikes are."""
+    """Return INCONCLUSIVE if the noise ``floor`` is above the margin; with ``spikes`` only if a spike puts it there."""
     for sample in window.samples:
         widest, margin = floor.of(sample.metric), window.margins.of(sample.metric)
         if not (widest <= margin or (spikes and _no_spike(sample, widest, margin))):
@@ -158,7 +158,7 @@ def _large_floor(window: ComparisonWindow, floor: NoiseFloor, *, spikes: bool) -
 
 
 def _no_spike(sample: Sample, size: float, margin: float) -> bool:
-    """Return whether the noise of passing steps explains an eager difference of ``size``, beyond the margin."""
+    """Return whether ordinary noise explains an eager difference of ``size`` beyond the margin, so that it is no spike."""
     return sample.is_finite and size <= spike_limit(sample, noise_scale(sample), margin)
 
 
@@ -240,13 +240,13 @@ def _describe_drift(window: ComparisonWindow, tested: MetricTests) -> str:
 
 
 def name_other_causes(window: ComparisonWindow, verdict: Verdict) -> Verdict:
-    """Return a ``noisy`` verdict as it is, or with a cause that is not eager's own noise: it is then not ``noisy``."""
+    """Return a ``noisy`` verdict unchanged. If it has another cause than eager noise, name that cause and clear ``noisy``."""
     cause = _other_cause(window)
     return replace(verdict, reason=f"{verdict.reason}; besides, {cause}", noisy=False) if cause else verdict
 
 
 def _other_cause(window: ComparisonWindow) -> str:
-    """Return what keeps the curves from passing beside eager's own noise, or ""."""
+    """Return what keeps the curves from passing besides eager noise, or ""."""
     if window.margins.mode == "full" and len(window.evidence.tested) < len(window.samples):
         return f"only finite differences over {MINIMUM_STEPS} steps or more can be tested"
     floor = window.evidence.noise_floor
@@ -265,7 +265,7 @@ def _other_cause(window: ComparisonWindow) -> str:
 
 
 def loss_unchanged(window: ComparisonWindow) -> Verdict | None:
-    """Return INCONCLUSIVE if the eager loss does not show learning by more than its margin: any curve would then pass."""
+    """Return INCONCLUSIVE if the eager loss does not show learning by more than its margin. Any curve would then pass."""
     if still := _describe_still(window):
         return _inconclusive(window, f"within the margins, but {still}", _MOVE)
     unlearnt = _describe_unlearnt(window)
@@ -287,7 +287,8 @@ def _describe_unlearnt(window: ComparisonWindow) -> str:
 def _describe_no_fall(losses: Floats, margin: float) -> str:
     """Describe why ``losses``, shape (steps,), do not show learning of more than ``margin``; return "" if they do.
 
-    Losses vary from batch to batch, and batches may depend on each other: a loss that learns nothing may move as a random walk.
+    Losses vary from batch to batch, and batches may depend on each other. The loss of a model that does not learn may then move
+    like a random walk.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         fall, half_width = fall_of(losses)
@@ -302,7 +303,7 @@ def _describe_no_fall(losses: Floats, margin: float) -> str:
 def describe_untrained(eager: Sequence[Steps], first: int, metrics: Sequence[Metric], margin: float) -> str:
     """Describe why the eager runs did not train from index ``first`` on; return "" if they did.
 
-    They did not train if their mean loss moves by ``margin`` at most, or all their gradient norms are 0.
+    They did not train if their mean loss moves by at most ``margin``, or if all their gradient norms are 0.
     """
     losses = np.mean([steps.loss[first:] for steps in eager], axis=0)
     moved = float(np.ptp(losses))

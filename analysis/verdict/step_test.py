@@ -1,11 +1,12 @@
 """Rung 3, step by step: show that no step hides a true difference of ``TOLERATED`` margins.
 
-Noise can hide a difference: of a true difference beyond the margin, a step may show one within it. So a step must be within
-the margin, and so far within ``TOLERATED`` margins that noise takes a true difference there with a probability of ``ALPHA``
-only. Nothing changes for noise below about a sixth of the margin. The limit does not depend on the number of steps.
+Noise can hide a difference: the true difference may be beyond the margin although the measured one is within it. So each step
+has a limit: the margin, and a distance below ``TOLERATED`` margins. With this distance, noise hides a true difference of
+``TOLERATED`` margins with a probability of only ``ALPHA``. If noise is below about a sixth of the margin, the limit is the
+margin. The limit does not depend on the number of steps.
 
-A fault may be in one graphed run or in several. At each step, every group of graphed runs that lies farthest out is compared
-with all other runs, eager and graphed: groups of one run, of two, up to all of them.
+A fault may be in one graphed run or in several. So for each group size, from one graphed run to all of them, the group that is
+farthest out at a step is compared with all other runs, eager and graphed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from analysis.verdict.curve_difference import Sample
 from analysis.verdict.noise_scale import NoiseScale
 
 TOLERATED = 1.25
-"""A true difference of so many margins does not pass. Between one margin and this, either verdict may be given."""
+"""A true difference of this many margins does not pass. One between the margin and this may or may not pass."""
 ALPHA = 0.04
 """The probability that noise hides a true difference of ``TOLERATED`` margins at a single step."""
 SPIKE = 0.01
@@ -28,7 +29,7 @@ SPIKE = 0.01
 
 @dataclass(frozen=True)
 class HiddenStep:
-    """The step whose difference is farthest beyond its limit: its index in the window, its size, the limit and the noise."""
+    """The step whose difference is farthest beyond its limit. ``place`` is its index in the window."""
 
     place: int
     size: float
@@ -55,10 +56,10 @@ def find_hidden(sample: Sample, scale: NoiseScale, margin: float) -> HiddenStep 
 
 
 def spike_limit(sample: Sample, scale: NoiseScale, margin: float) -> float:
-    """Return the largest difference of an eager run, or of the perturbed one, from the others that is no spike.
+    """Return the limit above which a difference of an eager or perturbed run from the others is a spike.
 
-    It is ``margin``. Noise that passes has a few steps beyond it in a long window, up to ``TOLERATED`` margins: these count
-    as spikes only where a normal distribution does not explain them.
+    It is ``margin`` or more. Acceptable noise also exceeds the margin at a few steps of a long window. A normal distribution
+    with this noise may explain differences of up to ``TOLERATED`` margins, which are then no spikes.
     """
     runs, steps = sample.eager.shape
     from_others = welch(scale.eager * (1 + 1 / (runs - 1)))

@@ -13,7 +13,7 @@ VerdictName = Literal[
     "BITWISE", "EQUIVALENT", "EQUIVALENT (step-checked)", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED"
 ]
 VERDICTS: tuple[VerdictName, ...] = get_args(VerdictName)
-"""From the best to the worst. UNFINISHED is a pair of which a run has no outcome yet."""
+"""From the best to the worst. A pair is UNFINISHED if one of its runs has no outcome yet."""
 PASSES: tuple[VerdictName, ...] = ("BITWISE", "EQUIVALENT", STEP_CHECKED)
 
 REPEAT = "add repeats to narrow the interval, or use deterministic mode (training.deterministic: true)"
@@ -21,7 +21,7 @@ REPEAT = "add repeats to narrow the interval, or use deterministic mode (trainin
 
 @dataclass(frozen=True)
 class Verdict:
-    """``reason`` says why, ``fix`` what would settle it at the least cost; both may be empty."""
+    """A verdict with its reason. ``fix`` is the cheapest change that would settle it. Both may be empty."""
 
     verdict: VerdictName
     reason: str = ""
@@ -29,9 +29,9 @@ class Verdict:
     evidence: CurveEvidence | None = None
     deviation: Deviation | None = None
     noisy: bool = False
-    """Whether an INCONCLUSIVE has no other cause than that eager's own noise is too large for the margin."""
+    """Whether too much eager noise for the margin is the only cause of an INCONCLUSIVE."""
     needed_run: str = ""
-    """The id of the perturbed run without which nothing more is known; empty where none is missing."""
+    """The id of the perturbed run that a more certain verdict needs; empty if it needs none."""
 
     @property
     def passes(self) -> bool:
@@ -39,14 +39,14 @@ class Verdict:
 
     @property
     def p(self) -> float:
-        """The largest p of the tests that an EQUIVALENT passed; 1 for all other verdicts."""
+        """The largest p-value of the tests that an EQUIVALENT passed; 1 for all other verdicts."""
         tested = self.evidence.tested if self.evidence and self.verdict == "EQUIVALENT" else ()
         return max((one.p for one in tested), default=1.0)
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the worst of several verdicts; of several EQUIVALENT ones the least certain, else the first.
+    """Return the worst of several verdicts: of several EQUIVALENT ones the least certain, of other equal ones the first.
 
-    An INCONCLUSIVE for noise alone is better than another.
+    An INCONCLUSIVE that only noise causes is better than another INCONCLUSIVE.
     """
     return max(verdicts, key=lambda verdict: (VERDICTS.index(verdict.verdict), not verdict.noisy, verdict.p))

@@ -1,4 +1,4 @@
-"""What launch.supervise.supervisor has to do, bundle.json, and what it has begun, begun.jsonl."""
+"""A supervisor's order (bundle.json), and the attempts that it has begun (begun.jsonl)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from launch.contract.plan import Limits
 
 @dataclass(frozen=True)
 class Step:
-    """How ranks start in a Slurm allocation: each run is one step, by one srun.
+    """How ranks start in a Slurm allocation: one srun starts each run as one step.
 
-    ``arguments`` are srun's: the kind of MPI, container flags, what the site needs. ``python`` is the ranks' interpreter,
-    by its path in the container where there is one.
+    ``arguments`` go to srun: the kind of MPI, container flags, and whatever the site needs. ``python`` is the path of the
+    ranks' interpreter, inside the container if there is one.
     """
 
     nodes: int
@@ -34,7 +34,7 @@ class Step:
 class BundleOrder:
     """Run attempt k of run R, in this order, each within its limits.
 
-    An attempt whose folder exists is never started again, so that a bundle started twice does its work once.
+    A supervisor never starts an attempt whose folder exists, so a bundle that starts twice does its work once.
     """
 
     bundle_id: str
@@ -43,7 +43,7 @@ class BundleOrder:
     """(run_id, attempt) pairs."""
     limits: Limits
     slots: int
-    """CPU or GPU slots of the host that the bundle takes; 0 in a Slurm allocation, which is the bundle's alone."""
+    """CPU or GPU slots that the bundle takes on its host; 0 under Slurm, where the bundle has the allocation to itself."""
     slot_names: tuple[str, ...]
     """All slots of the host: ids of its visible GPUs, or cpu0, cpu1, ..."""
     tracking: Mapping[str, Any] | None = None
@@ -61,16 +61,16 @@ class Beginning:
     run_id: str
     attempt: int
     time: float
-    """In seconds since the epoch, for people: clocks may be set back."""
+    """In seconds since the epoch. Only people read it, because clocks may be set back."""
     supervisor: Owner
 
 
 def read_beginnings(bundle: BundlePaths) -> dict[tuple[str, int], Beginning]:
-    """Return the latest beginning of each attempt that was begun, by run and number, as far as they can be read."""
+    """Return the latest readable beginning of each attempt, by (run_id, attempt)."""
     found = {}
     with contextlib.suppress(FileNotFoundError):
         for line in read_regular(bundle.begun).splitlines():
-            # Each line stands for itself, also after a damaged one.
+            # A damaged line does not affect those after it.
             with contextlib.suppress(TypeError, ValueError):
                 beginning = from_json(Beginning, parse_json(line))
                 found[beginning.run_id, beginning.attempt] = beginning

@@ -1,4 +1,4 @@
-"""The file ``cancel`` of a bundle: it ends all runs, or those that it lists."""
+"""The file ``cancel`` of a bundle. It ends all runs, or only the runs that it lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launch.contract.paths import BundlePaths
 
 @dataclass(frozen=True)
 class Cancellation:
-    """The runs to end. Empty ``run_ids``: every run of the bundle, also those not started."""
+    """The runs to end. Empty ``run_ids`` ends every run of the bundle, including runs that have not started."""
 
     run_ids: Collection[str] = ()
 
@@ -20,9 +20,9 @@ class Cancellation:
 
 
 def read_cancellation(bundle: BundlePaths) -> Cancellation | None:
-    """Return what is cancelled, None where nothing is.
+    """Return the cancelled runs, or None if nothing is cancelled.
 
-    A file that lists no runs (empty, ``null``, ``[]``, or written by hand) cancels all.
+    A file that lists no runs (empty, ``null``, ``[]``, or written by hand) cancels all runs.
     """
     try:
         listed = read_json(bundle.cancel)

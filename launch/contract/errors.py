@@ -1,7 +1,7 @@
 """The base of all our errors, and the errors that a job raises. Those of the login node are in orchestrator.errors.
 
 OrchestratorError
-├── UnsupportedError   the engine does not support a setting of the spec; another setting or engine does
+├── UnsupportedError   the engine does not support a setting of the spec, but another setting or engine does
 ├── DataError          the data is missing, unreadable, or does not fit the model
 ├── CheckpointError    the weights are missing, unreadable, or of another model
 ├── EnvironmentFault   the host or its software cannot execute this run
@@ -18,10 +18,10 @@ from launch.contract.exit_codes import ExitCode
 
 
 class OrchestratorError(Exception):
-    """Base of the errors that are reported by their message alone. A job's message names the field, its value and the fix."""
+    """Base of the errors that print only their message, without a traceback. A job's message has the field, value and fix."""
 
     exit_code = ExitCode.UNFINISHED
-    """Of a command that the error ends."""
+    """The exit code of a command that the error ends."""
 
 
 class UnsupportedError(OrchestratorError):

@@ -13,9 +13,9 @@ class ExitCode(IntEnum):
     FAILED = 3
     INCONCLUSIVE = 4
     INTERRUPTED = 130
-    """As shells report a command that Ctrl-C ended."""
+    """Shells report this code for a command that Ctrl-C ended."""
     CLOSED_PIPE = 141
-    """As shells report a command whose reader closed the pipe."""
+    """Shells report this code for a command whose reader closed the pipe."""
 
 
 LOSS = "analysis.loss"
@@ -72,7 +72,7 @@ OWN: Mapping[str, Mapping[ExitCode, str]] = {
         ExitCode.INCONCLUSIVE: "INCONCLUSIVE",
     },
 }
-"""What a code means for a command, where it is not what it means for every command."""
+"""The meanings of codes per command. They override ``OF_EVERY_COMMAND``."""
 
 
 def exit_codes_of(command: str) -> dict[ExitCode, str]:

@@ -1,4 +1,4 @@
-"""The graph implementations, one row each, and what each scope holds of a layer.
+"""The graph implementations, one row each, and the parts of a layer that each scope contains.
 
 A new implementation is a row here, its name in ``launch.contract.spec.GraphImpl``, and a class in each engine that has it.
 """
@@ -20,34 +20,34 @@ SCOPE_PARTS: Mapping[str, frozenset[str]] = {
     "moe_preprocess": frozenset({"preprocessing"}),
     "mamba": frozenset({"mamba"}),
 }
-"""The parts of a layer that each scope holds (docs/graphs.md)."""
+"""The parts of a layer that each scope contains (docs/graphs.md)."""
 
 GRAPH_SCOPES = tuple(SCOPE_PARTS)
 MOE_SCOPES = tuple(name for name, parts in SCOPE_PARTS.items() if parts <= SCOPE_PARTS["moe"])
 
 Extent = Literal["nothing", "layers", "model", "step"]
-"""What is captured: parts of layers, which ``cuda_graph.scope`` names; the model and its loss; the whole step."""
+"""What is captured: parts of layers (named by ``cuda_graph.scope``), the model and its loss, or the whole step."""
 
 
 @dataclass(frozen=True)
 class GraphImplementation:
-    """What is true of an implementation, whichever engine has it."""
+    """The properties of an implementation that are the same in every engine."""
 
     engines: tuple[EngineName, ...]
     extent: Extent
     mechanism: str
-    """In words, for documentation. Records hold the engine's own words (GraphStats.mechanism)."""
+    """A description for the documentation. Records have the engine's own description (GraphStats.mechanism)."""
     needs_cuda: bool = True
     compiles: bool = False
     """Whether Inductor compiles model and loss as one function."""
     least_warmup_steps: int = 0
-    """Above 0 where communicators must exist before the capture."""
+    """Above 0 if communicators must exist before the capture."""
     captures_in_first_step: bool = False
     """Whether it captures at the end of the first step. All others capture in the first step after the warm-up."""
     splits_layers: bool = True
-    """Whether a scope is captured alone. Otherwise it selects layers, and each is captured whole."""
+    """Whether only the parts in the scope are captured. Otherwise the scope selects layers, and each is captured whole."""
     optimizer_engines: tuple[EngineName, ...] = ()
-    """Engines in which the graph can hold clipping and the optimizer too."""
+    """The engines whose graph can also contain gradient clipping and the optimizer."""
 
     @property
     def takes_scope(self) -> bool:
@@ -79,4 +79,4 @@ GRAPH_IMPLS: Mapping[GraphImpl, GraphImplementation] = {
 }  # fmt: skip
 
 UNKNOWN = GraphImplementation((), "nothing", "unknown")
-"""The row for an unknown name, so that a recipe with a typing error can be judged as a whole."""
+"""The row for an unknown name. With it, the rest of a recipe with a typing error can still be checked."""

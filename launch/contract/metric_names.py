@@ -1,4 +1,4 @@
-"""The names that programs give to a step, its loss and its gradient norm, and what a line of their logs says of them."""
+"""Recognize a step, its loss and its gradient norm by the names that programs give them, in records and in log lines."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _COLUMNS = {name: column for column, names in NAMES.items() for name in names}
 
 _DECODER = json.JSONDecoder(parse_float=str)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# No percentage, and no number with a comma. A name has a bound, or a long line would take seconds.
+# Percentages and numbers with a comma do not match. Without a bound on the name's length, a long line would take seconds.
 _PAIR = re.compile(
     r"([A-Za-z][A-Za-z_ /.-]{0,40}?)['\"]?(?:\s*[:=]\s*|\s+)(?:tensor\()?['\"]?"
     r"([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|\.\d+|nan|inf)(?![\w]|\.\w))(?!\s*%|,\d)",
     re.IGNORECASE,
 )
 _OTHER = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test|testing|ema)\b", re.IGNORECASE)
-"""Words before a loss that is not the trained one."""
+"""Words that mark a loss as an evaluation's, not the training loss."""
 _NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)", re.IGNORECASE)
 _STEP = re.compile(r"\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b(?!\s*%|,\d)", re.IGNORECASE)
 _COMMA = re.compile(
@@ -36,7 +36,7 @@ _COMMA = re.compile(
 
 
 def letters(name: str) -> str:
-    """Return ``name`` in small letters and digits alone, without a leading "train"."""
+    """Return the letters (in lower case) and digits of ``name``, without a leading "train"."""
     return "".join(filter(str.isalnum, name.lower())).removeprefix("train")
 
 
@@ -47,9 +47,9 @@ def column_of(name: str) -> Column | None:
 
 
 def texts_in_line(line: str) -> dict[Column, str]:
-    """Return step, loss and gradient norm as a line has them: JSON, a Python dictionary, or names with numbers.
+    """Return the step, loss and gradient norm in ``line``: JSON, a Python dictionary, or names followed by numbers.
 
-    Empty without a loss, or if words say that it is that of an evaluation.
+    Return nothing if the line has no loss, or if its words mark the loss as an evaluation's.
     """
     if "loss" not in line.lower():
         return {}
@@ -69,7 +69,7 @@ def texts_in_line(line: str) -> dict[Column, str]:
 
 
 def comma_in_line(line: str) -> str:
-    """Return a step, loss or gradient norm whose number has a comma, as it stands in ``line``; "" if none has."""
+    """Return the first step, loss or gradient norm in ``line`` whose number has a comma; "" if there is none."""
     if "," not in line or "loss" not in line.lower():
         return ""
     pairs = _COMMA.finditer(_COLOUR.sub("", line))
@@ -77,7 +77,7 @@ def comma_in_line(line: str) -> str:
 
 
 def _words_before_loss(text: str, pairs: Sequence[re.Match[str]]) -> str:
-    """Return what stands before the loss, without the names and numbers there."""
+    """Return the words before the loss, without the pairs of names and numbers."""
     number = next((number for number, pair in enumerate(pairs) if column_of(pair[1]) == "loss"), -1)
     ends = [0, *(pair.end() for pair in pairs[:number])]
     return " ".join(text[end : pair.start()] for end, pair in zip(ends, pairs[: number + 1], strict=False))
@@ -93,9 +93,9 @@ def _columns(record: Mapping[Any, Any]) -> dict[Column, str]:
 
 
 def _record(text: str) -> Mapping[Any, Any]:
-    """Return the JSON object or the Python dictionary in ``text``, with its floats as they are printed."""
+    """Return the JSON object or Python dictionary in ``text``. Floats of JSON stay text, exactly as printed."""
     try:
-        # The literal of a Python dictionary takes three times as long to read.
+        # Parsing a Python literal takes three times as long.
         record = _DECODER.decode(text if '"' in text else text.replace("'", '"'))
     except ValueError:
         try:

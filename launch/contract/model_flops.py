@@ -1,10 +1,11 @@
-"""Model floating-point operations of a step, counted as Megatron does, so that figures compare with published ones.
+"""Model FLOPs of a step, counted as Megatron counts them, so that figures compare with published ones.
 
-A product of m x n by n x k takes 2mnk operations, and each forward product has two of its size in the backward pass: 6 operations
-per weight and token. Counted are the projections of attention, the gated feed-forward (three matrices; with experts the top-k and
-the shared one) and the output layer. The embedding, the router, norms and elementwise operations are not. Attention takes 2
-products (with keys, with values) per key that a token sees: half the sequence on average under a causal mask, less with a window.
-Recomputation and padding of experts do not count: these are operations of the model, not of the hardware.
+A product of m x n by n x k takes 2mnk operations. Each forward product has two of its size in the backward pass, which makes 6
+operations per weight and token. The count includes the attention projections, the gated feed-forward (three matrices; with
+experts, those of the top-k and shared experts) and the output layer. It excludes the embedding, the router, norms and
+elementwise operations. Attention takes 2 products (with keys, with values) per key that a token sees: on average half the
+sequence under a causal mask, less with a window. Recomputation and expert padding do not count: these are FLOPs of the model,
+not of the hardware.
 
 In short, with L layers, hidden size h, feed-forward width f (of the experts that a token uses), q = heads x head size,
 k = query groups x head size, vocabulary v and sequence s: 6 (L (h (2q + 2k + 3f) + q s) + h v) per token.
@@ -20,14 +21,14 @@ from __future__ import annotations
 from launch.contract.spec import Model, RunSpec
 
 PASSES = 3
-"""The forward pass and two products of its size backward: for the weights' gradients and for the inputs'."""
+"""The forward product, and two of the same size backward: one for weight gradients, one for input gradients."""
 MULTIPLY_ADD = 2
 GATED_MATRICES = 3
 """Gate, up and down."""
 
 
 def model_flops(spec: RunSpec) -> float:
-    """Return the operations of one optimizer step over the global batch, on all GPUs together; 0 where the model is unknown."""
+    """Return the operations of one optimizer step over the global batch, on all GPUs together; 0 if the model is unknown."""
     if spec.engine == "command":
         return 0.0
     return flops_per_token(spec.model, spec.training.sequence_length) * tokens_per_step(spec)

@@ -17,8 +17,9 @@ OutcomeName = Literal[
     "NODE_FAIL", "TIMEOUT", "PREEMPTED", "CANCELLED", "FAILED",
 ]  # fmt: skip
 Cause = Literal["none", "run", "limit", "setup", "outside"]
-"""What an outcome is evidence of: no failure; the code, libraries and data of the run; a limit that may be raised
-between attempts; settings or a host that cannot do what was asked; or somebody outside, and nothing of the run."""
+"""What caused the outcome. "none": nothing failed. "run": the run's code, libraries or data. "limit": a limit that may be
+raised between attempts. "setup": settings or a host that cannot run this. "outside": a person, the scheduler or a node; such an
+outcome says nothing about the run."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class OutcomeRow:
 
     cause: Cause
     infrastructure: bool = False
-    """Whether it always blames nodes, network or scheduler; other outcomes do if their failure class does."""
+    """Whether the outcome always blames nodes, network or scheduler. Other outcomes blame them if the failure class does."""
     memory: Literal["", "gpu", "host"] = ""
     """The memory that ran out."""
 
@@ -59,7 +60,7 @@ RESULTS_INTACT = tuple(name for name in OUTCOMES if OUTCOME_TABLE[name].results_
 _ENDED_FROM_OUTSIDE = ("SUPERVISOR", "JOB_GONE", "SIGKILL")
 """Failure classes of FAILED runs that somebody else may have ended."""
 _NO_NODE_AT_FAULT = {"PREEMPTED", "DISK_FULL"}
-"""Outcomes and failure classes of the infrastructure that another node would not avoid."""
+"""Infrastructure outcomes and failure classes that other nodes would not avoid."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ Time = Annotated[float, _check_time]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended. ``failure_class`` and ``remedy`` (the fix) are empty where it completed."""
+    """How an attempt ended. ``failure_class`` and ``remedy`` (the fix) are empty if it completed."""
 
     outcome: OutcomeName
     phase: Phase
@@ -98,9 +99,9 @@ class Outcome:
     remedy: str = ""
     exit_code: int | None = None
     node: str = ""
-    """The node of the rank that failed first, as Slurm names it; empty where unknown, or without Slurm."""
+    """The node of the rank that failed first, as Slurm names it; empty if unknown or without Slurm."""
     infrastructure: bool = False
-    """Whether its failure class blames nodes, network or scheduler."""
+    """Whether the failure class blames nodes, network or scheduler."""
 
     @property
     def row(self) -> OutcomeRow:
@@ -113,7 +114,7 @@ class Outcome:
 
     @property
     def is_infrastructure(self) -> bool:
-        """Whether nodes, network or scheduler caused it. A command that watches retries only such a run unasked."""
+        """Whether nodes, network or scheduler caused it. A watching command retries only such runs by itself."""
         return self.infrastructure or self.row.infrastructure
 
     @property
@@ -123,12 +124,12 @@ class Outcome:
 
     @property
     def is_informative(self) -> bool:
-        """Whether it is evidence of the run. Where it is not, an earlier attempt's result counts."""
+        """Whether the outcome is evidence about the run. If not, an earlier attempt's result counts."""
         return self.row.cause != "outside" and not self.infrastructure
 
     @property
     def is_own_failure(self) -> bool:
-        """Whether the same code, libraries and data failed, and may fail again."""
+        """Whether the run's own code, libraries or data failed, so that it may fail again."""
         return self.is_informative and self.row.cause == "run" and self.failure_class not in _ENDED_FROM_OUTSIDE
 
     def matches(self, expected: Expectation) -> bool:
@@ -145,7 +146,7 @@ DAMAGED_OUTCOME_REMEDY = "move its folder away, then resume the sweep to run it 
 
 
 def read_outcome(attempt: AttemptPaths) -> Outcome | None:
-    """Return how the attempt ended, None where it has not.
+    """Return how the attempt ended, or None if it has not.
 
     Raises:
         RecordError: the record is damaged, or of another attempt.

@@ -27,10 +27,10 @@ A sweep is a folder. Each file in it has one writer:
         exits/rank<r>.json                  slurm_rank        how that rank's process ended (under Slurm). Ranks that one
                                                               torchrun started share this file and logs/rank<r>.log: r is
                                                               the first of them
-        outcome.json                        supervisor        how it ended; without one it has not ended. Where Slurm
-                                                              ended the supervisor, the orchestrator writes it
+        outcome.json                        supervisor        how the attempt ended; missing until then. If Slurm ended
+                                                              the supervisor, the orchestrator writes it
         logs/                               launcher and ranks, for people only
-        output/                             what the user's program writes where its command says {output} (engine command)
+        output/                             what the user's program writes to {output} of its command (engine command)
         records.pack, logs.pack             supervisor        once it completed: environment.json, events/ and exits/,
                                                               and logs/, in one file each (launch/common/packed_files.py)
 """
@@ -49,18 +49,18 @@ from launch.common.packed_files import name_in, unpack
 from launch.common.regular_file import read_regular
 
 OBSERVED = "LAUNCH_OBSERVED_ATTEMPT"
-"""The variable that gives the attempt's folder to the processes of the user's program (engine command)."""
+"""The environment variable that tells the user's program the attempt's folder (engine command)."""
 
 
 PROJECT_URL = "project_url"
-"""Of <sweep>/tracking."""
+"""A file's name in <sweep>/tracking."""
 _ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
-"""The name of an attempt's folder. After a larger number none could be ordered."""
+"""The name of an attempt's folder: a number of at most nine digits."""
 
 
 @dataclass(frozen=True, init=False)
 class Folder:
-    """A folder by its path. It is kept as text: to join ten thousand Paths takes as long as to read the files."""
+    """A folder. Its path is kept as text, because joining ten thousand Paths takes as long as reading the files."""
 
     path: str
 
@@ -73,7 +73,7 @@ class Folder:
 
 
 class Entry:
-    """A file or folder of a fixed name in a :class:`Folder`; as an attribute, its path."""
+    """A file or folder of a fixed name in a :class:`Folder`. The attribute returns its path."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -117,12 +117,12 @@ class AttemptPaths(Folder):
         return self.root / "events" / f"rank{rank}.jsonl"
 
     def all_events(self) -> list[Path]:
-        """Return the events of each rank that began, whether or not they are packed."""
+        """Return the path of each rank's events, including packed ones."""
         packed = {self.root / name for name in self._packed if name.startswith("events/")}
         return sorted(packed.union(self.root.glob("events/rank*.jsonl")))
 
     def read(self, record: Path) -> bytes:
-        """Return the content of the environment, or of the events or the exit of a rank: on its own, or packed.
+        """Return the content of the environment, or of a rank's events or exit: from its own file, or from the pack.
 
         Raises:
             OSError: it cannot be read.
@@ -201,15 +201,15 @@ class SweepPaths(Folder):
 
 
 def is_folder_name(name: str) -> bool:
-    """Return whether ``name`` names a folder in another one, leads nowhere else, and is UTF-8 without control characters."""
+    """Return whether ``name`` is printable and names a folder directly within another one."""
     return name not in ("", ".", "..") and "/" not in name and name.isprintable()
 
 
 def _checked(name: str, folder: str) -> str:
-    """Return ``name``. It comes from records, which may be damaged, or written to mislead.
+    """Return ``name`` after a check: it comes from records, which may be damaged or forged.
 
     Raises:
-        RecordError: it would not lie in ``folder``.
+        RecordError: the path would not be in ``folder``.
     """
     if not is_folder_name(name):
         raise RecordError(f"{name!r} is no name of a folder in {folder}")

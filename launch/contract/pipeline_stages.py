@@ -8,10 +8,10 @@ from itertools import pairwise
 def layers_of(num_layers: int, stages: int, chunks: int) -> tuple[range, ...]:
     """Return the layers of each virtual stage.
 
-    If the layers are not divisible, the virtual stages before the last get one more each. The last computes the head and the
-    loss. The first has the embedding and, with 1F1B, the most micro-batches in flight, so it is the last of the others to get
-    one. Consecutive virtual stages are on different ranks, so no rank gets a second extra layer before all others but the last
-    have one.
+    If the layers do not divide evenly, the virtual stages just before the last one get one extra layer each. The last stage gets
+    none, because it computes the head and the loss. The first stage is the last to get one: it has the embedding and, with
+    1F1B, the most micro-batches in flight. Consecutive virtual stages are on different ranks, which spreads extra layers over
+    ranks.
 
     Raises:
         ValueError: fewer layers than virtual stages.

@@ -43,7 +43,7 @@ class Margins:
     grad_norm: Amount = 1e-2
     mode: Literal["full", "quick"] = "full"
     allow_differences: tuple[str, ...] = ()
-    """What the runs of a user's program may differ in beside graph settings: names of the provenance, or of its sections."""
+    """Names of the provenance, or of its sections, in which a program's runs may differ besides graph settings."""
 
     def of(self, metric: Literal["loss", "grad_norm"]) -> float:
         return self.loss if metric == "loss" else self.grad_norm
@@ -53,7 +53,7 @@ class Margins:
 class Limits:
     """When the supervisor ends a run: after ``run_seconds``, or if its records do not grow for ``hang_seconds``.
 
-    No digest contains them, because they change nothing that a run computes.
+    No digest contains these limits, because they do not change what a run computes.
     """
 
     run_seconds: float = 1800.0
@@ -62,7 +62,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Cell:
-    """One resolved configuration. ``label`` names what distinguishes it within its sweep."""
+    """One resolved configuration. ``label`` names the settings that distinguish it within its sweep."""
 
     cell_id: str
     label: str
@@ -75,7 +75,7 @@ class Cell:
     run_ids: tuple[str, ...]
     limits: Limits = Limits()
     perturbed: bool = False
-    """Whether the last of ``run_ids`` is the perturbed run of an eager cell, and not a repeat (RunSpec.perturbed)."""
+    """Whether the last of ``run_ids`` is an eager cell's perturbed run instead of a repeat (RunSpec.perturbed)."""
 
     @property
     def repeat_ids(self) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ class Plan:
     scheduler: Literal["host", "slurm"] = "host"
     """Where the cells were planned to run: this host or a Slurm cluster."""
     cluster: str = ""
-    """The name of the cluster's profile. Its content stays out of records."""
+    """The name of the cluster's profile. Records do not contain the profile itself."""
     only: tuple[str, ...] = ()
     """The filters of `--only` as "key=value"; empty if the plan holds all cells of the recipe."""
     bundles_if_needed: tuple[PlannedBundle, ...] = ()
@@ -159,8 +159,8 @@ def plan_from_json(content: object) -> Plan:
     """Return the plan in ``content``.
 
     Raises:
-        TypeError, ValueError: it has another shape.
-        RecordError: an id leads out of the store, or a run is not in one cell and one bundle.
+        TypeError, ValueError: the content has another shape.
+        RecordError: an id leads out of the store, or a run is not in exactly one cell and one bundle.
     """
     plan = from_json(Plan, content)
     if faults := [*_id_faults(plan), *_run_faults(plan.cells, plan.all_bundles)]:

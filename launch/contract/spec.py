@@ -1,10 +1,10 @@
 """RunSpec: all settings of a run, as frozen dataclasses in plain Python.
 
-This module is a contract. The orchestrator writes a RunSpec, the job reads it, the analysis compares two of
-them; none of that may import torch. Fields carry the field's own names: the model section speaks Megatron-Core's
-TransformerConfig, the parallelism section its short forms.
+This module is a contract. The orchestrator writes a RunSpec, the job reads it, and the analysis compares two of them. It must
+not import torch. Fields of the model section are named as in Megatron-Core's TransformerConfig. Fields of the parallelism
+section have the usual short names (tp, pp, ep).
 
-launch/contract/spec_ids.py makes the digests that name a run, its workload and its task.
+launch/contract/spec_ids.py computes the digests that name a run, its workload and its task.
 """
 
 from __future__ import annotations
@@ -96,31 +96,31 @@ class Model:
         return self.window_size == 0 and not self.attention_sinks
 
     def window_of_layer(self, number: int) -> int:
-        """The window of layer ``number``, counted from 0; 0 where it sees the whole sequence.
+        """Return the window of layer ``number``, counted from 0. A window of 0 means that the layer sees the whole sequence.
 
-        Every ``window_attn_skip_freq``-th layer does (Megatron-Core, ``is_layer_window_attention``, counts from 1).
+        Every ``window_attn_skip_freq``-th layer sees it all (Megatron-Core's ``is_layer_window_attention`` counts from 1).
         """
         skip = self.window_attn_skip_freq
         return 0 if skip and (number + 1) % skip == 0 else self.window_size
 
     def has_experts(self, number: int) -> bool:
-        """Whether layer ``number``, counted from 0, has experts: of a mixture every ``moe_layer_freq``-th, from the first on."""
+        """Return whether layer ``number``, counted from 0, has experts: an MoE model's layers 0, ``moe_layer_freq``, ..."""
         return self.is_moe and number % self.moe_layer_freq == 0
 
     @property
     def has_dense_layers(self) -> bool:
-        """True where at least one layer has a plain MLP (Megatron: ``moe_layer_freq`` above 1)."""
+        """Whether at least one layer has a plain MLP (Megatron: ``moe_layer_freq`` above 1)."""
         return not self.is_moe or self.moe_layer_freq > 1
 
     @property
     def layer_scopes(self) -> tuple[str, ...]:
-        """The graph scopes that together hold every layer."""
+        """The graph scopes that together contain every layer."""
         return ("attn", *(("mlp",) if self.has_dense_layers else ()), *(("moe",) if self.is_moe else ()))
 
 
 @dataclass(frozen=True)
 class Parallelism:
-    """Degrees of each kind of parallelism; ``tp * cp * pp * dp`` ranks in all, and ``etp * ep`` divides ``tp * cp * dp``.
+    """Degrees of each kind of parallelism. There are ``tp * cp * pp * dp`` ranks, and ``etp * ep`` divides ``tp * cp * dp``.
 
     Ranks are in Megatron-Core's order tp-cp-ep-dp-pp (parallel_state.RankGenerator): neighbours share a tensor-parallel
     group, and a pipeline stage is a contiguous range of ranks. Within a stage, experts have their own grid in the order
@@ -216,15 +216,15 @@ class Training:
 
 
 BYTE_VALUES = 256
-"""The tokens of text that no tokenizer reads: its bytes."""
+"""The vocabulary of text without a tokenizer, whose tokens are bytes."""
 
 
 @dataclass(frozen=True)
 class Data:
     """Where tokens come from.
 
-    ``text`` with no path reads the source of Python's own standard library, and with no tokenizer it reads bytes;
-    ``indexed`` is Megatron's pair of files, ``path`` without ``.bin`` and ``.idx``. ``eod_token`` ends a document.
+    ``text`` without a path reads the source of Python's standard library. Without a tokenizer, tokens are bytes. ``indexed`` is
+    Megatron's pair of files; ``path`` leaves out ``.bin`` and ``.idx``. ``eod_token`` ends a document.
     """
 
     kind: Literal["text", "indexed", "synthetic"] = "text"
@@ -236,7 +236,7 @@ class Data:
 
 @dataclass(frozen=True)
 class CudaGraph:
-    """Which implementation captures what; an empty scope is the whole layer (or the whole model, or the whole step)."""
+    """Which implementation captures what. An empty scope captures the whole layer, model or step, by the implementation."""
 
     impl: GraphImpl = "none"
     scope: tuple[str, ...] = ()
@@ -244,7 +244,7 @@ class CudaGraph:
     optimizer: bool = False
     """Whether full_iteration captures clipping and the optimizer too."""
     name: str = ""
-    """What engine command calls these graphs, and the ``arguments`` that make its program capture them."""
+    """The name of these graphs with engine command. ``arguments`` make its program capture them."""
     arguments: tuple[str, ...] = ()
     mend: tuple[str, ...] = ()
     """Known faults of Megatron-Core that engine megatron repairs in this cell (launch/engines/megatron/mends/)."""
@@ -270,8 +270,8 @@ class CudaGraph:
 
 @dataclass(frozen=True)
 class Fault:
-    """What a run is to fail by, on purpose (launch/train/fault_injection.py). ``step`` is an optimizer step, counted
-    from 0; what happens in a capture happens in the capture's own step, whatever this one is."""
+    """An injected fault (launch/train/fault_injection.py). ``step`` is an optimizer step, counted from 0. A fault of a capture
+    ignores ``step`` and happens in the capture's step."""
 
     kind: FaultKind = "none"
     step: int = 5
@@ -283,7 +283,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where ranks live: ``nodes * ranks_per_node`` of them, each with ``threads_per_rank`` CPU threads."""
+    """Where ranks run: ``nodes * ranks_per_node`` ranks, each with ``threads_per_rank`` CPU threads."""
 
     device: Device = "cpu"
     nodes: int = 1
@@ -292,16 +292,16 @@ class Placement:
 
 
 def first_of_task(rank: int, ranks_per_task: int) -> int:
-    """Return the first of the ranks that one process started, ``rank`` among them. Its log and its exit bear that number."""
+    """Return the first rank of the process that started ``rank``. The log and the exit of all its ranks have that number."""
     return rank - rank % ranks_per_task
 
 
 @dataclass(frozen=True)
 class Command:
-    """The user's own program, which engine command runs. launch/frameworks/command_line.py fills its placeholders in.
+    """The user's program, which engine command runs. launch/frameworks/command_line.py fills in its placeholders.
 
-    ``flags`` and ``eager`` are words that follow those of ``run``: the recipe's flags, and what an eager run has in place of
-    ``CudaGraph.arguments``. ``launcher`` torchrun starts it once on each node, srun once for each rank.
+    ``flags`` and ``eager`` follow the words of ``run``: ``flags`` in every run, ``eager`` in an eager run instead of
+    ``CudaGraph.arguments``. ``launcher`` torchrun starts the program once on each node, srun once for each rank.
     """
 
     framework: FrameworkName = "script"
@@ -318,7 +318,7 @@ class RunSpec:
 
     engine: EngineName = "torch_native"
     megatron_core: MegatronCore = "0.16"
-    """The release of Megatron-Core on which engine megatron runs, and whose names ``export`` prints."""
+    """The release of Megatron-Core. Engine megatron runs on it, and ``export`` prints its names."""
     model: Model = field(default_factory=Model)
     parallelism: Parallelism = field(default_factory=Parallelism)
     training: Training = field(default_factory=Training)
@@ -330,17 +330,17 @@ class RunSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     repeat: int = 0
     perturbed: bool = False
-    """Whether step ``first_compared`` is perturbed by one unit in the last place (launch/train/perturbation.py). Such an eager run
-    shows how far a harmless difference of kernels grows. No digest holds it."""
+    """Whether step ``first_compared`` is perturbed by one unit in the last place (launch/train/perturbation.py). Such an eager
+    run shows how far a harmless difference between kernels grows. No digest contains this field."""
     inspect: bool = False
-    """Whether steps after the timed ones are looked at closely (launch/train/inspection/capture_blockers.py). No digest
-    holds it, since it changes nothing that a run computes."""
+    """Whether steps after the timed ones are inspected (launch/train/inspection/capture_blockers.py). No digest contains this
+    field, because it does not change what a run computes."""
     step_checks: int = 0
-    """How many steps of a graphed run are also computed uncaptured (launch/contract/records/step_check.py). No digest of a
-    workload or task holds it."""
+    """How many steps of a graphed run are also computed uncaptured (launch/contract/records/step_check.py). The digests of
+    workload and task do not contain this field."""
     layer_check_steps: int = 0
-    """If set, step checks compare outputs of layers and their gradients too, and take place in so many first steps of the run.
-    Such a run is for diagnosis, and its speed is nobody's: every digest holds it where it is set."""
+    """If above 0, step checks also compare the outputs of layers and their gradients, and lie within this many first steps.
+    Such a run is for diagnosis and its speed does not count, so every digest contains this field if it is set."""
 
     @property
     def first_compared(self) -> int:
@@ -349,7 +349,7 @@ class RunSpec:
 
     @property
     def checked_steps(self) -> tuple[int, ...]:
-        """The steps with a step check: the first after the capture, the last one, and others evenly between."""
+        """The steps with a step check: the first one after the capture, the last one, and others evenly between."""
         first, last = self.first_compared, (self.layer_check_steps or self.training.steps) - 1
         if not self.graphed or self.step_checks == 0 or first > last:
             return ()
@@ -373,28 +373,28 @@ class RunSpec:
 
     @property
     def ranks_per_task(self) -> int:
-        """Ranks that each process of srun, or of the supervisor of a host, starts: a torchrun starts all of its node."""
+        """The ranks per process that srun or a host's supervisor starts. A torchrun process starts all ranks of its node."""
         by_torchrun = self.engine == "command" and self.command.launcher == "torchrun"
         return self.placement.ranks_per_node if by_torchrun else 1
 
     @property
     def made_elsewhere(self) -> bool:
-        """Whether logs of the run are all that is known of it, and nothing can run it (``wrap --from-logs``)."""
+        """Whether only the run's logs are known, so that nothing here can run it (``wrap --from-logs``)."""
         return self.engine == "command" and self.command.framework == "logs"
 
     @property
     def compiles(self) -> bool:
-        """Whether Inductor compiles anything of it, attention kernels aside."""
+        """Whether Inductor compiles any part of it besides attention kernels."""
         return self.training.compile != "none" or self.compiles_whole
 
     @property
     def compiles_whole(self) -> bool:
-        """Whether Inductor compiles model and loss as one."""
+        """Whether Inductor compiles model and loss as one function."""
         return self.training.compile == "whole" or self.cuda_graph.implementation.compiles
 
     @property
     def captured_parts(self) -> frozenset[str]:
-        """The parts of a step that graphs hold: those of layers (SCOPE_PARTS), "rest of the model" and "optimizer"."""
+        """The parts of a step that graphs contain: parts of layers (SCOPE_PARTS), "rest of the model" and "optimizer"."""
         graph, implementation = self.cuda_graph, self.cuda_graph.implementation
         whole_layer = frozenset().union(*(SCOPE_PARTS[name] for name in self.model.layer_scopes))
         if implementation.takes_whole_model:
@@ -413,7 +413,7 @@ class RunSpec:
 
     @cached_property
     def cell_id(self) -> str:
-        """The label of what is captured and a digest: ``torch_compile-1a2b3c4d5e``."""
+        """The graph settings' label and a digest: ``torch_compile-1a2b3c4d5e``."""
         return f"{self.cuda_graph.label}-{spec_ids.cell_digest(self)}"
 
     @property
@@ -431,7 +431,7 @@ SECTIONS: Mapping[str, Any] = {
 
 
 def spec_to_json(spec: RunSpec) -> dict[str, Any]:
-    """Return ``spec`` as plain JSON values, one mapping a section."""
+    """Return ``spec`` as plain JSON values, one mapping per section."""
     content = members(spec)
     for name in SECTIONS:
         section = vars(content[name])

@@ -1,10 +1,10 @@
-"""The digests that name what a RunSpec is.
+"""The digests that identify a RunSpec.
 
 * ``run_id``: everything that determines the run, including its repeat.
 * ``workload_id``: what an eager and a graphed run must share to be compared: everything but ``cuda_graph`` and ``repeat``.
 * ``task_id``: what makes cells rankable against each other: model mathematics, data, batch, precision, optimizer.
 
-A planned fault, a user's command and checks of layers belong to all three.
+An injected fault, a user's command and layer checks are part of all three.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ LAYOUT_ONLY = (
     "micro_batch_size", "recompute", "compile", "attention_backend", "gradient_accumulation_fusion", "moe_router_fusion",
     "cpu_offloading", "deterministic",
 )  # fmt: skip
-"""Training fields that change how a task runs, but not the task. The first one counts only where no loss depends on the
-micro-batch."""
+"""Training fields that change how a task runs, but not the task. The first one belongs to the task if a loss depends on the
+micro-batch (see :func:`task_id`)."""
 
 
 def run_id(cell_id: str, repeat: int, *, perturbed: bool = False) -> str:
     """Return the id of a cell's repeat, readable in squeue and in a tracker: ``torch_compile-1a2b3c4d5e-r0``.
 
-    That of its perturbed run is ``eager-1a2b3c4d5e-perturbed``.
+    Its perturbed run has the id ``eager-1a2b3c4d5e-perturbed``.
     """
     return f"{cell_id}-perturbed" if perturbed else f"{cell_id}-r{repeat}"
 
 
 def cell_digest(spec: RunSpec) -> str:
-    """Step checks belong to the cell, so that a sweep with them runs again what ran without, but to no workload."""
+    """Return the digest of a cell. It contains step checks, so a sweep with step checks repeats runs made without them."""
     checks = {"step_checks": canonical(spec.step_checks)} if spec.checked_steps else {}
     return _digest_of(_identity(spec) | checks)
 
@@ -43,15 +43,15 @@ def cell_digest(spec: RunSpec) -> str:
 def workload_id(spec: RunSpec) -> str:
     parts = _identity(spec)
     del parts["cuda_graph"]
-    # A graphed run and its eager baseline are compared over one window, so they must share the warm-up.
+    # A graphed run and its eager baseline are compared over the same window, so they must share the warm-up.
     parts["warmup_steps"] = canonical(spec.cuda_graph.warmup_steps)
     return _digest_of(parts)
 
 
 def task_id(spec: RunSpec) -> str:
     model, layout = spec.model, spec.parallelism
-    # Drop-and-pad experts and the load-balancing loss depend on the micro-batch, so its size belongs to the task then.
-    # Expert capacity depends on the part of it that one rank of tp and cp routes.
+    # Drop-and-pad experts and the load-balancing loss depend on the micro-batch, so the task then contains its size.
+    # Expert capacity depends on the tokens that one rank of tp and cp routes.
     drops = model.moe_expert_capacity_factor is not None
     training = _section_text(spec.training, LAYOUT_ONLY[drops or model.moe_aux_loss_coeff != 0 :])
     parts = {"model": _section_text(model), "training": training, "data": _section_text(spec.data)}
@@ -90,7 +90,7 @@ def _purpose(spec: RunSpec) -> dict[str, str]:
 
 @lru_cache(maxsize=4096)
 def _section_text(section: object, without: tuple[str, ...] = ("preset",)) -> str:
-    """Return a section as canonical JSON. It is cached: thousands of cells share few sections and need three digests each."""
+    """Return a section as canonical JSON. Cached, because thousands of cells share few sections and need three digests each."""
     return canonical({name: value for name, value in vars(section).items() if name not in without})
 
 

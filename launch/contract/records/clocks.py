@@ -16,8 +16,8 @@ ClockReason = Literal["power_cap", "thermal", "sync_boost", "hardware_slowdown",
 class Clocks:
     """A GPU's clocks over a phase of ``seconds``, as its driver reports them.
 
-    ``throttled`` maps each reason that the driver counts to seconds. ``active`` holds the reasons active at the phase's start
-    or end, None if unknown; ``power_limits`` the limits then, in watts. Clocks are the SM clocks at its end.
+    ``throttled`` maps each reason that the driver counts to seconds. ``active`` has the reasons active at the phase's start or
+    end, None if unknown. ``power_limits`` has the limits at these two times, in watts. ``sm_mhz`` is the SM clock at the end.
     """
 
     seconds: Amount

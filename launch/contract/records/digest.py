@@ -1,4 +1,4 @@
-"""The digest of the records that a report is written from. A report is fresh as long as it is the same, whatever clocks say."""
+"""The digest of a report's records. A report is fresh as long as the digest is the same; file times do not matter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def digest_records(sweep: SweepPaths, run_ids: Iterable[str]) -> str:
 
 
 def _records(run: RunPaths) -> Iterator[tuple[Path, bytes]]:
-    """Yield each record with its content. It is the same before and after it is packed."""
+    """Yield each record with its content, which is the same before and after packing."""
     yield run.spec, _content(run.spec)
     for attempt in run.attempts():
         for path in (attempt.outcome, attempt.metrics, attempt.environment, *_all_events(attempt)):
@@ -37,7 +37,7 @@ def _all_events(attempt: AttemptPaths) -> Sequence[Path]:
 
 
 def _content(path: Path, read: Callable[[Path], bytes] = read_regular) -> bytes:
-    """Return what is in the file, or why it cannot be read, which the report names."""
+    """Return the file's content. If it cannot be read, return the reason, which the report names."""
     try:
         return read(path)
     except OSError as error:

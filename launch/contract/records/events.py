@@ -1,9 +1,10 @@
 """The events that a rank records during a run: events/rank<r>.jsonl.
 
 Every event has time (seconds since the epoch), kind, phase and step. The kinds are "enter" (a phase begins; the first also
-has the rank's pid and the identity of launch.contract.records.identity), "phase" (a phase ended: memory, clocks, seconds), "choices" (what the engine chose), "capture" and "proof"
-(GraphStats), "parameters" (digest: of the rank's parameters before the first step after the capture, and after the last step),
-"step_check" (StepCheck), "probe" (Probe, and LastStep or null as last_step), "inspection" (Inspection), "note" (message) and "exception" (type, message, traceback).
+has the rank's pid and the identity of launch.contract.records.identity), "phase" (a phase ended: memory, clocks, seconds),
+"choices" (what the engine chose), "capture" and "proof" (GraphStats), "parameters" (digest: of the rank's parameters before the
+first step after the capture, and after the last step), "step_check" (StepCheck), "probe" (Probe, and LastStep or null as
+last_step), "inspection" (Inspection), "note" (message) and "exception" (type, message, traceback).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from launch.contract.paths import AttemptPaths
 
 Phase = Literal["init", "build", "warmup", "capture", "settle", "measure", "probe", "teardown"]
 StepPhase = Phase | Literal["check"]
-"""Steps right after a step check are in a phase of their own, while the rank stays in "measure"."""
+"""The phase of a step. Steps that a step check may slow down have phase "check", while the rank stays in "measure"."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 

@@ -1,4 +1,4 @@
-"""Sketches of gradients: a norm and a few random projections, by which two runs compare gradients without storing any.
+"""Sketches of gradients: a norm and a few random projections. Two runs compare gradients by them, without storing gradients.
 
 launch/observe/gradient_sketches.py computes them in the first steps of a user's program.
 """
@@ -15,7 +15,7 @@ PROJECTIONS = 4
 
 @dataclass(frozen=True)
 class GradientSketch:
-    """One parameter's gradient on one rank. Its projections are sums over its elements with random signs, in every run the same."""
+    """One parameter's gradient on one rank. A projection sums its elements with random signs that are the same in every run."""
 
     name: str
     norm: Amount
@@ -26,7 +26,7 @@ class GradientSketch:
             raise ValueError(f"{self.name} has {len(self.projections)} projections, not {PROJECTIONS}")
 
     def distance(self, other: GradientSketch) -> float:
-        """Estimate the norm of the difference of two gradients."""
+        """Return an estimate of the norm of the difference of two gradients."""
         differences = (one - two for one, two in zip(self.projections, other.projections, strict=True))
         return math.sqrt(sum(difference**2 for difference in differences) / PROJECTIONS)
 

@@ -11,8 +11,8 @@ from launch.common.typed_json import Amount
 class GraphStats:
     """An engine's counts of its graphs.
 
-    ``replays`` counts replays since the capture, and ``expected_replays`` is their number if every step after the capture ran
-    from graphs. For torch_compile on a CPU, a "graph" is a compiled frame and a "replay" its execution.
+    ``replays`` counts replays since the capture. ``expected_replays`` is the count if every step after the capture runs from
+    graphs. For torch_compile on a CPU, a "graph" is a compiled frame and a "replay" is one execution of it.
     """
 
     impl: str
@@ -26,7 +26,7 @@ class GraphStats:
     """How often torch_compile, or ``training.compile: whole`` in an eager run, recompiled the model."""
     capture_seconds: Amount = 0.0
     launches_per_step: int = 0
-    """CUDA graph launches per step if everything captured runs from graphs; 0 without graphs."""
+    """CUDA graph launches per step if all captured parts run from graphs; 0 without graphs."""
 
     @property
     def proven(self) -> bool:

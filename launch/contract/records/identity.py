@@ -1,4 +1,4 @@
-"""Whose a record is: outcome, environment and first event name their run and attempt, so that a copy from elsewhere is refused."""
+"""The identity of a record. Outcome, environment and first event name their run and attempt, so a misplaced copy is refused."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from launch.contract.paths import AttemptPaths
 
 
 def identity_of(attempt: AttemptPaths) -> dict[str, Any]:
-    """Return the fields that each of these records of ``attempt`` has."""
+    """Return the identity fields of the records of ``attempt``."""
     return {"run_id": attempt.run_id, "attempt": attempt.number}
 
 
 def without_identity(attempt: AttemptPaths, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``content`` without the fields of its identity.
+    """Return ``content`` without its identity fields, after checking them.
 
     Raises:
-        TypeError: it does not say of which attempt it is.
-        ValueError: it is of another attempt.
+        TypeError: the record does not name its run and attempt.
+        ValueError: the record belongs to another attempt.
     """
     expected = identity_of(attempt)
     rest = {**content}

@@ -10,20 +10,21 @@ from launch.common.typed_json import Amount, Count
 FindingKind = Literal[
     "synchronisation", "shape", "operators", "generator", "host generator", "default generator",
 ]  # fmt: skip
-"""The host waits for the device; a tensor's shape, or the operators, change from step to step; random numbers come from a
-CUDA generator unknown to a capture, from one of the host, or from the default one."""
+"""What prevents a capture. "synchronisation": the host waits for the device. "shape", "operators": a tensor's shape or the
+operators change from step to step. The last three: random numbers come from a CUDA generator that the capture does not know,
+from a host generator, or from the default generator."""
 KINDS: tuple[FindingKind, ...] = get_args(FindingKind)
 
 BOUNDS_US = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0)
-"""Upper bounds of the classes of kernel durations, in microseconds."""
+"""Upper bounds of the duration histogram's bins, in microseconds."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """A line of code that prevents a capture, and how often per step.
 
-    ``file`` is relative to the checkout. If the line is unknown, ``file`` is empty and ``line`` 0: autograd runs C++ operators in
-    its own threads.
+    ``file`` is relative to the checkout. If the line is unknown, ``file`` is empty and ``line`` is 0. This happens because
+    autograd runs C++ operators in its own threads.
     """
 
     kind: FindingKind
@@ -48,8 +49,8 @@ class KernelTime:
 class Kernels:
     """The kernels of a step by duration.
 
-    ``counts[i]`` kernels take less than ``BOUNDS_US[i]`` and at least the bound before it; the last count is the rest. ``longest``
-    are the kernel names with the largest total time.
+    ``counts[i]`` kernels take less than ``BOUNDS_US[i]`` and at least the bound before it. The last count has the rest.
+    ``longest`` has the kernel names with the largest total time.
     """
 
     counts: tuple[Amount, ...]
@@ -71,10 +72,10 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What one rank found in a few steps after the timed ones. A CPU has neither kernels nor waits.
+    """What one rank found in a few steps after the timed ones. On a CPU there are no kernels and no waits.
 
-    ``waits`` counts per step how often the driver was asked to wait for the device. ``recompilations`` counts functions that were
-    recompiled.
+    ``waits`` is the number of calls per step that ask the driver to wait for the device. ``recompilations`` counts the
+    recompiled functions.
     """
 
     findings: tuple[Finding, ...]

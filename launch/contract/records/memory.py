@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes at the end of a phase. Peaks cover the phase. The device figures are None on a CPU only.
+    """Bytes at the end of a phase. Peaks cover the phase. Device figures are None only on a CPU.
 
-    ``device_outside`` is the device memory in use outside the allocator's reservation, as the driver counts it.
+    ``device_outside`` is the used device memory that the allocator did not reserve, as the driver counts it.
     """
 
     host_rss: int

@@ -11,9 +11,9 @@ from launch.common.typed_json import Amount
 class Probe:
     """Means per step that the profiler saw on one rank, over a few steps after the timed ones.
 
-    ``busy_ms`` is the union of the intervals in which the device worked. ``computing_ms`` leaves out kernels that communicate,
-    which also wait. ``host_ms`` is the time the host needs to enqueue a step onto an idle device, without the profiler. It is
-    None if the host waits for the device within a step.
+    ``busy_ms`` is the time in which the device worked (the union of all kernels' intervals). ``computing_ms`` leaves out
+    communication kernels, because they also wait. ``host_ms`` is the time that the host needs to enqueue a step, measured
+    without the profiler on an idle device. It is None if the host waits for the device within a step.
     """
 
     graph_launches: Amount
@@ -25,10 +25,10 @@ class Probe:
 
 @dataclass(frozen=True)
 class LastStep:
-    """The last traced step on one rank's device, which tracing may have lengthened.
+    """The last traced step on one rank's device. Tracing may have lengthened it.
 
-    It begins where the device ended the step before. ``busy`` has the share of each of its equal parts in which the device
-    worked, from 0 to 1.
+    The step begins when the device has finished the step before. ``busy`` divides the step into equal parts, and has the busy
+    share of each, from 0 to 1.
     """
 
     milliseconds: Amount

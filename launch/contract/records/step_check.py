@@ -1,7 +1,7 @@
-"""A step check: one step of a graphed run, computed by replay and by the same code uncaptured, from the same state.
+"""A step check computes one step of a graphed run twice from the same state: by replay, and by the same code uncaptured.
 
-The scale of harmless rounding is measured in the same place: the uncaptured code runs a second time, and once more with the
-first layer's output moved by one unit in the last place.
+It also measures how large harmless rounding is from this state. For that, the uncaptured code runs a second time, and once more
+with the first layer's output moved by one unit in the last place.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from launch.common.typed_json import Amount, Count
 EMBEDDING, FINAL_NORM = "embedding", "final norm"
 
 NOISE_MULTIPLE = 6.0
-"""Differences up to so many times the noise are rounding. docs/step_check.md has the figures that it stands on."""
+"""Differences of at most this multiple of the noise count as rounding. docs/step_check.md has the measurements behind it."""
 
 
 @dataclass(frozen=True)
 class TensorDifference:
     """How a result of the replay differs from that of the uncaptured code.
 
-    Differences are 2-norms relative to the replayed result. A result that is not finite on one side alone differs by 1e300.
+    Differences are 2-norms relative to the replayed result. A result that is finite on only one side differs by 1e300.
     """
 
     name: str
     difference: Amount
     noise: Amount
-    """The larger one of two differences: of two passes of the uncaptured code, and that which the perturbation makes. At least
-    the spacing of the result's numbers. Losses and the norm are single numbers, which a perturbation may leave by chance:
-    they share the largest noise of them."""
+    """The larger of two differences: between two passes of the uncaptured code, and between a plain and a perturbed pass. It is
+    at least the spacing of the result's numbers. Losses and the gradient norm are single numbers, which a perturbation may leave
+    unchanged by chance, so all of them share their largest noise."""
 
     @property
     def in_noise(self) -> float:
@@ -43,19 +43,19 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class RoutingDifference:
-    """Tokens of one layer and micro-batch that the replay sends to other experts than the uncaptured code does."""
+    """Tokens of one layer and micro-batch that the replay and the uncaptured code send to different experts."""
 
     name: str
     tokens: Count
     gap: Amount
-    """The most by which the uncaptured code ranks its own choice higher, in scores."""
+    """The largest lead, in score, of the uncaptured code's choice over the replay's, by the uncaptured code's scores."""
     noise: Amount
-    """The largest change of any router's score in a second pass, or by the perturbation. The first router sees no
-    perturbation, hence that of any."""
+    """The largest change of any router's score, in a second pass or by the perturbation. All routers share it, because the
+    perturbation does not reach the first router."""
 
     @property
     def in_noise(self) -> float:
-        """Return the gap in units of the noise, which is 0 if no score changes."""
+        """Return the gap in units of the noise; infinity if there is a gap but no noise."""
         return self.gap / self.noise if self.noise else (float("inf") if self.gap else 0.0)
 
     @property
@@ -67,7 +67,7 @@ class RoutingDifference:
 class LayerResult:
     """A layer's output in one micro-batch, or the gradient of that output.
 
-    ``position`` is the layer's in the forward pass of the whole model: 0 for the embedding, 1 for decoder layer 0.
+    ``position`` is the layer's place in the forward pass of the whole model: 0 for the embedding, 1 for decoder layer 0.
     """
 
     layer: str
@@ -82,7 +82,7 @@ class LayerResult:
 
     @property
     def place(self) -> tuple[bool, int, int]:
-        """Return its place in the order of a step, in which all outputs come before their gradients."""
+        """Return a sort key: the order within a step, with all outputs before all gradients."""
         return self.is_gradient, self.micro_batch, -self.position if self.is_gradient else self.position
 
 
@@ -99,30 +99,30 @@ def with_article(layer: str) -> str:
 class StepCheck:
     """What one rank found in one checked step.
 
-    ``differences`` has the results that differ in a bit, the worst first, ``MOST_DIFFERENCES`` at most.
+    ``differences`` has at most ``MOST_DIFFERENCES`` results that differ in a bit, the worst first.
     """
 
     step: Count
     tensors: Count = 0
-    """How many results were compared: losses of micro-batches, the gradient norm, and every parameter's main gradient; with a
-    captured optimizer also weights and moments."""
+    """The number of compared results: losses of micro-batches, the gradient norm, and every parameter's main gradient. With a
+    captured optimizer they include weights and moments."""
     unequal: Count = 0
     differences: tuple[TensorDifference, ...] = ()
     routing: tuple[RoutingDifference, ...] = ()
     calibrated: bool = True
-    """False: results differ, but their noise is unknown and recorded as 1e300: the first layer cannot be perturbed, or choices of
-    routers are hidden."""
+    """False if results differ and their noise is unknown (recorded as 1e300). Then the first layer cannot be perturbed, or the
+    routers' choices are hidden."""
     noise: Amount = 0.0
     """The largest noise of any result that differs in a bit."""
     seconds: Amount = 0.0
     first: tuple[LayerResult, TensorDifference] | None = None
-    """The first result of a layer that is a fault, if results of layers are compared (RunSpec.layer_check_steps)."""
+    """The first layer result that is a fault, if layers are compared (RunSpec.layer_check_steps)."""
     missing: Count = 0
-    """How many bytes of memory were missing, on the rank that lacked most. The step was not checked then."""
+    """If above 0, memory was too small and the step was not checked: bytes missing on the rank that lacked most."""
     missing_on: Literal["GPU", "host"] = "GPU"
 
     def __post_init__(self) -> None:
-        """Raise ValueError if nothing was compared, though no memory was missing, or the counts contradict each other."""
+        """Raise ValueError if the counts contradict each other, or if nothing was compared although memory sufficed."""
         shown = min(self.unequal, MOST_DIFFERENCES)
         compared = self.tensors > 0 if not self.missing else self.tensors == 0
         if not (compared and self.unequal <= self.tensors and len(self.differences) == shown):
@@ -137,7 +137,7 @@ class StepCheck:
 
     @property
     def largest_noise(self) -> float:
-        """Return the largest noise, relative to its result or in scores."""
+        """Return the largest noise. That of a tensor is relative to its result; that of routing is in scores."""
         return max(self.noise, *(row.noise for row in self.rows), 0.0)
 
 

@@ -12,7 +12,7 @@ from launch.contract.records.events import StepPhase
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One optimizer step. ``loss`` is the mean over the global batch in nats per token; ``grad_norm`` is before clipping."""
+    """One optimizer step. ``loss`` is the global batch's mean in nats per token. ``grad_norm`` is the norm before clipping."""
 
     step: int
     loss: float
