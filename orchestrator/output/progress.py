@@ -11,6 +11,7 @@ from launch.common.text import count, size
 from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
+from orchestrator.output.states import format_counts
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.store import other_writers
 
@@ -18,13 +19,19 @@ from orchestrator.sweeps.store import other_writers
 def print_orders(
     paths: SweepPaths, states: Mapping[str, RunState], orders: Sequence[BundleOrder], other_runs: int
 ) -> None:
-    """Print which runs start now and which are kept. ``other_runs`` counts runs of earlier plans of this name."""
-    alive = sum(state.alive for state in states.values())
-    on_disk = sum(state.finished and not state.alive for state in states.values())
-    starting = [states[run_id] for order in orders for run_id, _ in order.schedule if not states[run_id].alive]
+    """Print which runs start now and which are kept: every run of ``states`` counts once.
+
+    ``other_runs`` counts runs of earlier plans of this name.
+    """
+    ordered = {run_id for order in orders for run_id, _ in order.schedule}
+    alive = [state for state in states.values() if state.alive]
+    starting = [state for state in states.values() if not state.alive and state.run_id in ordered]
+    kept = [state for state in states.values() if not state.alive and state.run_id not in ordered]
+    left = {state.run_id: state for state in kept if state.name in ("PLANNED", "INTERRUPTED", "CANCELLED")}
     parts = [f"{count('run', len(starting))} to start"] if starting else []
-    parts += [f"{alive} already running or waiting, adopted"] if alive else []
-    parts += [f"{on_disk} on disk"] if on_disk else []
+    parts += [f"{len(alive)} already running or waiting, adopted"] if alive else []
+    parts += [f"{len(kept) - len(left)} on disk"] if len(kept) > len(left) else []
+    parts += [f"left as they are: {format_counts(left)}"] if left else []
     print("; ".join(parts) if parts else "nothing to run")
     for state in starting:
         if state.damaged:
@@ -58,11 +65,15 @@ def warn_shared_store(folder: Path) -> None:
         )
 
 
-def print_cancelled(plan: Plan, runs: int, *, all_runs: bool) -> None:
-    if runs:
-        print(f"cancelled {count('run', runs)} of {plan.name}; finished runs are kept")
+def print_cancelled(plan: Plan, cancelled: Sequence[str], states: Mapping[str, RunState], *, all_runs: bool) -> None:
+    """Print how many runs were cancelled, those of earlier plans apart, then the states that ``status`` counts."""
+    earlier = sum(run_id not in states for run_id in cancelled)
+    if cancelled:
+        apart = f", {earlier} of them of earlier plans" if earlier else ""
+        print(f"cancelled {count('run', len(cancelled))} of {plan.name}{apart}; finished runs are kept")
     else:
         print(f"nothing to cancel: {f'no run of {plan.name}' if all_runs else 'none of these runs'} runs or waits")
+    print(f"{plan.name}: {format_counts(states)}")
 
 
 def print_pruned(sweep: str, files: int, total: int, kept: str, *, dry_run: bool) -> None:

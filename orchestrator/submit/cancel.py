@@ -21,7 +21,7 @@ from orchestrator.errors import InputError, Problem, SystemFault
 from orchestrator.submit.slurm_queue import poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.find_run import find_by_run_id
-from orchestrator.sweeps.run_state import live_runs, read_states
+from orchestrator.sweeps.run_state import RunState, live_runs, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.store import order_lock, report_disk_errors
 from orchestrator.sweeps.submissions import read_submissions
@@ -54,8 +54,10 @@ def choose(plan: Plan, wanted: Sequence[str]) -> frozenset[str] | None:
     return frozenset(chosen) or None
 
 
-def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> list[str]:
-    """Cancel ``chosen`` runs (None: all) and wait until they have ended. Return those that ran or waited.
+def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> tuple[list[str], dict[str, RunState]]:
+    """Cancel ``chosen`` runs (None: all) and wait until they have ended.
+
+    Return those that were cancelled, and the state of every run of ``plan`` afterwards.
 
     Raises:
         SystemFault: some have not ended, or Slurm does not answer.
@@ -80,8 +82,10 @@ def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> list
             raise SystemFault(
                 f"runs of {plan.name} have not ended {seconds:g} s after being asked to; see status {plan.name}"
             )
-    close_dead_attempts(sweep, read_states(sweep, plan, scheduler.look(read_submissions(sweep))))
-    return sorted(run_id for run_ids in going.values() for run_id in run_ids)
+    states = read_states(sweep, plan, scheduler.look(read_submissions(sweep)))
+    close_dead_attempts(sweep, states)
+    asked = sorted(run_id for run_ids in going.values() for run_id in run_ids)
+    return [run_id for run_id in asked if run_id not in states or states[run_id].name == "CANCELLED"], states
 
 
 def scancel(job_ids: Sequence[str]) -> None:

@@ -25,9 +25,9 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     paths = Store(arguments.store).find(arguments.sweep)
     plan = read_plan(paths)
-    cancelled = cancel(paths, plan, choose(plan, arguments.run_ids))
+    cancelled, states = cancel(paths, plan, choose(plan, arguments.run_ids))
     if arguments.json:
         print_json({"cancelled": cancelled})
     else:
-        print_cancelled(plan, len(cancelled), all_runs=not arguments.run_ids)
+        print_cancelled(plan, cancelled, states, all_runs=not arguments.run_ids)
     return 0
