@@ -211,6 +211,7 @@ def json_objects() -> str:
 
 SILENT = {
     "megatron.precision": "observed",
+    "megatron.recompute_norm": "seen on a CPU",
     "megatron.tp": "seen on a CPU",
     "megatron.overlap_moe_expert_parallel_comm": "seen on a CPU",
 }

@@ -10,28 +10,36 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from typing import Any
 
 from launch.contract.spec import RunSpec, spec_from_json
+from launch.megatron_config.transformer_config import Layers, transformer_settings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns of what it does without Transformer Engine
     import torch
 
     import tests.megatron_release  # noqa: F401 - first: something stands in for triton
-    from launch.engines.megatron.model import make_config
+    from launch.engines.megatron import model
 
 
 def answer(spec: RunSpec) -> str:
     try:
-        make_config(spec, "local", torch.device("cpu"))
+        model.make_config(spec, "local", torch.device("cpu"))
     except (AssertionError, ValueError, KeyError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
+def with_grouped_products(spec: RunSpec, layers: Layers) -> dict[str, Any]:
+    """Return the settings with those of Transformer Engine's experts, which the engine has."""
+    return transformer_settings(spec, layers) | ({"moe_grouped_gemm": True} if spec.model.is_moe else {})
+
+
 def main() -> None:
     from megatron.core.transformer import transformer_config
 
+    model.transformer_settings = with_grouped_products
     transformer_config.is_te_min_version = lambda version: True  # it is asked for its version alone
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -205,6 +205,7 @@ class Training:
     adam_epsilon: float = 1e-8
     clip_grad: float = 1.0
     recompute: Literal["none", "selective", "full"] = "none"
+    recompute_modules: tuple[str, ...] = ()
     compile: Literal["none", "elementwise", "whole"] = "none"
     attention_backend: Literal["auto", "sdpa", "flex", "transformer_engine"] = "auto"
     gradient_accumulation_fusion: bool = False
@@ -213,6 +214,14 @@ class Training:
     variable_sequence_lengths: bool = False
     deterministic: bool = False
     seed: int = 1234
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recompute_modules", tuple(sorted(self.recompute_modules)))  # they are a set
+
+    @property
+    def recomputed(self) -> frozenset[str]:
+        """The modules that selective recomputation computes again; by default, as in Megatron-Core, the core of attention."""
+        return frozenset(self.recompute_modules or ("core_attn",)) if self.recompute == "selective" else frozenset()
 
 
 BYTE_VALUES = 256

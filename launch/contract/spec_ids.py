@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from launch.contract.spec import RunSpec
 
 LAYOUT_ONLY = (
-    "micro_batch_size", "recompute", "compile", "attention_backend", "gradient_accumulation_fusion", "moe_router_fusion",
+    "micro_batch_size", "recompute", "recompute_modules", "compile", "attention_backend", "gradient_accumulation_fusion", "moe_router_fusion",
     "cpu_offloading", "deterministic",
 )  # fmt: skip
 """Training fields that change how a task runs, but not the task. The first one belongs to the task if a loss depends on the

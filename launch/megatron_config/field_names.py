@@ -35,6 +35,7 @@ FIELDS: Mapping[str, str] = {
     "clip_grad": "training.clip_grad",
     "deterministic_mode": "training.deterministic",
     "recompute_granularity": "training.recompute",
+    "recompute_modules": "training.recompute_modules",
     "moe_router_fusion": "training.moe_router_fusion",
     "num_layers": "model.num_layers",
     "hidden_size": "model.hidden_size",

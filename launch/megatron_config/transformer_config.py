@@ -187,7 +187,7 @@ def _precision(spec: RunSpec) -> dict[str, Any]:
 def _recomputation(spec: RunSpec) -> dict[str, Any]:
     granularity = None if spec.training.recompute == "none" else spec.training.recompute
     method, layers = ("uniform", 1) if granularity == "full" else (None, None)
-    modules = {"recompute_modules": ["core_attn"]} if granularity == "selective" else {}
+    modules = {"recompute_modules": sorted(spec.training.recomputed)} if granularity == "selective" else {}
     return {
         "recompute_granularity": granularity,
         "recompute_method": method,

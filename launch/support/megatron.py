@@ -10,6 +10,8 @@ from launch.support.rule import GRAPH, MCORE, MegatronRule, Rule, divides, fixed
 WITHOUT_ATTENTION = "cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.scope=[mlp]"
 """The parts to capture without attention."""
 WHOLE_STEP = "cuda_graph.impl=full_iteration and cuda_graph.scope=[]"
+KEEP_ALL = "training.recompute=none and training.recompute_modules=[]"
+RECOMPUTED = ("training.recompute", "training.recompute_modules", *GRAPH)
 
 
 def _reuses_first_graph(spec: RunSpec) -> bool:
@@ -41,6 +43,30 @@ def _has_other_llama3_scaling(model: Model) -> bool:
 
 def _captures_attention(spec: RunSpec) -> bool:
     return spec.cuda_graph.implementation.takes_scope and "attention" in spec.captured_parts
+
+
+CHECKPOINTED = {
+    "core_attn": {"attention"},
+    "mlp": {"mlp"},
+    "moe": {"router", "preprocessing", "experts"},
+    "shared_experts": {"router"},
+}
+"""The parts of a layer that each module recomputes by Megatron-Core's ``checkpoint``."""
+
+
+def _checkpoints_within_graphs(spec: RunSpec) -> bool:
+    held = (CHECKPOINTED.get(name, set()) for name in spec.training.recomputed)
+    return spec.cuda_graph.implementation.takes_scope and any(
+        not spec.captured_parts.isdisjoint(parts) for parts in held
+    )
+
+
+def _captures_recomputed_norm(spec: RunSpec) -> bool:
+    """Return whether a layer's graph holds the norm before the experts, and that is recomputed."""
+    captures_norm = spec.cuda_graph.implementation.takes_scope and not spec.captured_parts.isdisjoint(
+        {"router", "experts"}
+    )
+    return captures_norm and "layernorm" in spec.training.recomputed
 
 
 MENDS = ("local_inputs", "yarn_positions")
@@ -224,11 +250,34 @@ RULES: tuple[Rule, ...] = (
     fixed("megatron", "training.variable_sequence_lengths", False),
     fixed("megatron", "data.packed_sequences", False, "Set data.packed_sequences=false, or engine=torch_native."),
     MegatronRule(
-        "megatron.recompute", ("training.recompute", *GRAPH),
-        "Megatron-Core recomputes attention by a function that refuses torch.autograd.grad, which captures layers",
-        lambda spec: spec.training.recompute == "selective" and _captures_attention(spec),
-        fix=f"Set training.recompute=none, or {WHOLE_STEP}, or {WITHOUT_ATTENTION}.",
+        "megatron.recompute", RECOMPUTED,
+        "Megatron-Core recomputes all modules but layernorm and moe_act by a function that refuses torch.autograd.grad, which "
+        "captures layers",
+        _checkpoints_within_graphs,
+        fix=f"Set {KEEP_ALL}, or {WHOLE_STEP}, or {WITHOUT_ATTENTION}, or cuda_graph.scope=[attn].",
         source=f"{MCORE}tensor_parallel/random.py:539",
+    ),
+    MegatronRule(
+        "megatron.recompute_norm", RECOMPUTED,
+        "a graph that recomputes the norm before the experts gives the norm's weight no gradient",
+        _captures_recomputed_norm,
+        fix=f"Set {KEEP_ALL}, or {WHOLE_STEP}, or cuda_graph.scope=[attn], or cuda_graph.scope=[mlp].",
+        source=f"{MCORE}tensor_parallel/random.py:614; transformer_engine 2.11 pytorch/graph.py:609 (torch.autograd.grad)",
+    ),
+    MegatronRule(
+        "megatron.recompute_dense_norm", ("training.recompute_modules", "model.num_moe_experts"),
+        "Transformer Engine holds a dense layer's norms in its linear layers, which recompute nothing",
+        lambda spec: "layernorm" in spec.training.recomputed and not spec.model.is_moe,
+        fix="Set training.recompute_modules=[], or training.recompute_modules=[mlp], or engine=torch_native.",
+        source=f"{MCORE}models/gpt/gpt_layer_specs.py (TELayerNormColumnParallelLinear)",
+    ),
+    MegatronRule(
+        "megatron.recompute_act", ("training.recompute_modules", "cuda_graph.impl"),
+        "a local graph leaves the process in its warm-up, in which activations and norms are kept, not recomputed",
+        lambda spec: spec.cuda_graph.impl == "local" and not spec.training.recomputed.isdisjoint({"layernorm", "moe_act"}),
+        fix=f"Set {KEEP_ALL}, or cuda_graph.impl=transformer_engine, or megatron_core=0.19.",
+        source=f"{MCORE}transformer/cuda_graphs.py:112",
+        releases=("0.16",),
     ),
     MegatronRule(
         "megatron.precision", ("training.precision", *GRAPH),

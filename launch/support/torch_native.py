@@ -32,6 +32,13 @@ def _is_split(spec: RunSpec) -> bool:
     return (spec.parallelism.tp, spec.parallelism.pp, spec.parallelism.ep) != (1, 1, 1)
 
 
+def _recomputed_across_graphs(spec: RunSpec) -> bool:
+    """Return whether what is recomputed lies in a graph of a part and outside of it."""
+    graph, recomputed = spec.cuda_graph, spec.training.recomputed
+    across = "layernorm" in recomputed or ("moe" in recomputed and "moe_router" in graph.scope)
+    return graph.implementation.takes_scope and bool(graph.scope) and across
+
+
 def _grouped_width(name: str) -> Rule:
     def is_misaligned(spec: RunSpec) -> bool:
         in_groups = spec.model.is_moe and spec.training.precision == "bf16" and spec.placement.device == "cuda"
@@ -93,6 +100,18 @@ RULES: tuple[Rule, ...] = (
         "the model is one compiled function, in which no layer or part can be captured",
         lambda spec: spec.training.compile == "whole" and spec.cuda_graph.implementation.takes_scope,
         fix="Set cuda_graph.impl=full_iteration and cuda_graph.scope=[], or training.compile=none, or training.compile=elementwise.",
+    ),
+    NativeRule(
+        "torch_native.recompute_modules", ("training.recompute_modules", "cuda_graph.impl", "training.compile"),
+        "a model that is compiled as one function recomputes the core of attention alone",
+        lambda spec: spec.compiles_whole and not spec.training.recomputed <= {"core_attn"},
+        fix="Set training.recompute_modules=[], or another implementation without training.compile=whole.",
+    ),
+    NativeRule(
+        "torch_native.recompute_modules", ("training.recompute_modules", *GRAPH),
+        "the graph of a part hands a norm or its routing to code behind it, which cannot compute that again",
+        _recomputed_across_graphs,
+        fix="Set training.recompute_modules=[], or cuda_graph.scope=[].",
     ),
     NativeRule(
         "torch_native.layer_check_steps", ("layer_check_steps", "cuda_graph.impl", "training.compile"),

@@ -18,6 +18,7 @@ def _unmet_needs(spec: RunSpec) -> list[str]:
         "parallelism.vpp": layout.pp > 1 and layout.vpp <= 1,
         "training.precision": training.precision != "bf16",
         "training.recompute": training.recompute == "full",
+        "training.recompute_modules": "moe" in training.recomputed,
     }
     fields = [field for field, is_unmet in unmet.items() if is_unmet]
     return [EXPERT_OVERLAP, *fields] if layout.overlap_moe_expert_parallel_comm and fields else []
@@ -51,12 +52,12 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "overlap.expert_exchange", (),
-        "the overlap needs ep above 1, dispatcher alltoall, bf16, no full recomputation, and interleaved stages where pp is "
-        "above 1",
+        "the overlap needs ep above 1, dispatcher alltoall, bf16, no recomputation of layers or of moe, and interleaved "
+        "stages where pp is above 1",
         _unmet_needs,
         fix="Change the fields named: ep to 2 or more, dispatcher to alltoall, vpp to 2 or more with schedule interleaved, "
-        f"precision to bf16, recompute to none or selective. Or set {EXPERT_OVERLAP} to false.",
-        source=f"{CONFIG}:1847",
+        f"precision to bf16, recompute to none or selective, recompute_modules without moe. Or set {EXPERT_OVERLAP} to false.",
+        source=f"{CONFIG}:1847; megatron-core 0.19.2 transformer/transformer_config.py:2698 (moe; without effect in 0.16)",
     ),
     MegatronRule(
         "overlap.expert_exchange_captured", (EXPERT_OVERLAP, *GRAPH),

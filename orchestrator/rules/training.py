@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
-from launch.contract.spec import RunSpec
+from collections.abc import Callable, Mapping
+
+from launch.contract.spec import Model, RunSpec
 from launch.megatron_config.determinism import ALLOW
 from launch.support.rule import ARITHMETIC, CONFIG, MCORE, MegatronRule, Rule
 
 CAPTURE_STEPS, SETTLE_STEPS, LEAST_MEASURED_STEPS = 1, 2, 1
+
+
+RECOMPUTABLE: Mapping[str, Callable[[Model], bool]] = {
+    "core_attn": lambda model: True,
+    "layernorm": lambda model: True,
+    "mlp": lambda model: model.has_dense_layers,
+    "moe": lambda model: model.is_moe,
+    "moe_act": lambda model: model.is_moe,
+    "shared_experts": lambda model: model.moe_shared_expert_ffn_hidden_size != 0,
+}
+"""The modules that can be recomputed by name, and whether a model has them."""
+WITHIN_EXPERTS = {"moe_act", "shared_experts"}
+
+
+def _misnamed_modules(spec: RunSpec) -> bool:
+    training = spec.training
+    names = training.recompute_modules
+    twice = len(set(names)) < len(names) or ("moe" in names and not WITHIN_EXPERTS.isdisjoint(names))
+    return bool(names) and (training.recompute != "selective" or twice or not RECOMPUTABLE.keys() >= set(names))
 
 
 def _rises(spec: RunSpec) -> bool:
@@ -53,6 +74,28 @@ RULES: tuple[Rule, ...] = (
         _rises,
         fix="Lower min_learning_rate to learning_rate or less and learning_rate_warmup_steps to steps or fewer.",
         source=ARITHMETIC,
+    ),
+    Rule(
+        "training.recompute_modules", ("training.recompute", "training.recompute_modules"),
+        f"recompute=selective takes each of {', '.join(RECOMPUTABLE)} once, and moe holds {' and '.join(sorted(WITHIN_EXPERTS))}",
+        _misnamed_modules,
+        fix="Set training.recompute_modules=[], or training.recompute=selective, or training.recompute_modules=[moe].",
+        source=f"{CONFIG}:1196",
+    ),
+    Rule(
+        "training.recompute_absent",
+        ("training.recompute_modules", "model.num_moe_experts", "model.moe_layer_freq", "model.moe_shared_expert_ffn_hidden_size"),
+        "a module that the model lacks saves nothing: mlp is of dense layers, moe and moe_act of experts",
+        lambda spec: any(not RECOMPUTABLE[name](spec.model) for name in spec.training.recomputed & RECOMPUTABLE.keys()),
+        fix="Set training.recompute_modules=[], or name modules that the model has.",
+        source=f"{MCORE}transformer/transformer_layer.py:445, transformer/moe/moe_layer.py:294 (accepted, without effect)",
+    ),
+    MegatronRule(
+        "training.recompute_fp8", ("training.fp8", "training.recompute_modules"),
+        "delayed scales do not support recomputed moe_act and layernorm",
+        lambda spec: spec.training.fp8 == "delayed" and not spec.training.recomputed.isdisjoint({"layernorm", "moe_act"}),
+        fix="Set training.fp8=current, or training.fp8=none, or training.recompute_modules=[].",
+        source=f"{CONFIG}:1243",
     ),
     MegatronRule(
         "training.offloading", ("training.cpu_offloading", "training.recompute", "parallelism.pp"),

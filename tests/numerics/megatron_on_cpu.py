@@ -209,6 +209,8 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
                 mock.patch.multiple(dist, all_gather=gather_uneven, reduce_scatter=scatter_uneven),
                 mock.patch.multiple(torch.cuda, **OF_CUDA),
                 mock.patch.multiple(random, **OF_RANDOM),
+                # By default it takes fp8 for on, and asks Transformer Engine about it.
+                mock.patch.object(random.CheckpointWithoutOutput.__init__, "__defaults__", (None,)),
                 # All of a tiny model would lie in one bucket.
                 mock.patch.object(
                     ddp_hooks, "data_parallel_settings", lambda spec: settings_of(spec) | {"bucket_size": 200}

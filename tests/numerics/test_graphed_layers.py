@@ -54,6 +54,14 @@ def test_attention_that_is_recomputed_in_a_graph_is_recomputed_there(impl: Graph
     held_against_uncaptured(replace(recomputed, parallelism=LAYOUTS["1f1b"]), impl, ("attn",))
 
 
+@pytest.mark.parametrize("scope", [(), ("moe_router",)], ids=["whole layers", "routers"])
+def test_modules_are_recomputed_in_a_graph_and_behind_it(scope: tuple[str, ...]) -> None:
+    modules = ("moe_act", "shared_experts") if scope else ("layernorm", "moe_act", "shared_experts")
+    spec = make_spec(replace(EXPERTS, moe_shared_expert_ffn_hidden_size=12), steps=4, global_batch_size=6)
+    recomputed = replace(spec, training=replace(spec.training, recompute="selective", recompute_modules=modules))
+    held_against_uncaptured(recomputed, "torch", scope)
+
+
 def uncaptured(eager: RunSpec) -> list[dict[str, Any]]:
     """By rank, once for all that is captured of it, and by whom."""
     spec = replace(eager, cuda_graph=CudaGraph(warmup_steps=1))

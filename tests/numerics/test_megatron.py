@@ -89,6 +89,11 @@ ALONE = {
     "distributed optimizer": Case(MOE, {}, {"distributed_optimizer": True}),
     "selective recomputation": Case(MOE, {"recompute": "selective"}),
     "full recomputation": Case(MOE, {"recompute": "full"}),
+    "modules recomputed": Case(
+        replace(MOE, moe_layer_freq=2, moe_shared_expert_ffn_hidden_size=12),
+        {"recompute": "selective", "recompute_modules": ("core_attn", "layernorm", "mlp", "shared_experts")},
+    ),
+    "experts recomputed": Case(MOE, {"recompute": "selective", "recompute_modules": ("moe",)}),
     "unclipped": Case(DENSE, {"clip_grad": 0.0}),
     "clipped": Case(DENSE, {"clip_grad": 0.1, "learning_rate_warmup_steps": 2}),
 }

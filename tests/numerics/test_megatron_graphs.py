@@ -236,6 +236,23 @@ SETTINGS = {
 }
 
 
+def test_megatron_core_gives_a_norm_that_a_graph_recomputes_no_gradient() -> None:
+    """Why launch.support refuses it: the gradient goes to the parameter, and not to who captures."""
+    with cpu_as_cuda():
+        from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
+        from megatron.core.transformer import cuda_graphs
+
+        norm, linear, x = torch.nn.RMSNorm(2), torch.nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
+        recomputed = CheckpointWithoutOutput()
+        output = linear(recomputed.checkpoint(norm, x)).sum()
+        recomputed.discard_output_and_register_recompute(output)
+        cuda_graphs._set_capture_start()
+        of_input, of_norm = torch.autograd.grad(output, [x, norm.weight], allow_unused=True)
+        cuda_graphs._set_capture_end()
+    assert of_input is not None and of_norm is None
+    assert norm.weight.grad is not None
+
+
 def test_local_builds_no_layer_for_mlp_alone() -> None:
     """Why the rules refuse it."""
     with pytest.raises(AttributeError, match="is_moe_layer"):

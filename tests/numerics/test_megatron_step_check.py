@@ -104,9 +104,14 @@ def test_a_run_goes_on_without_a_check_that_lacks_memory(settings: CudaGraph, pl
     assert torch.equal(with_checks["weights"], without["weights"])
 
 
-def test_layers_that_are_recomputed_count_once() -> None:
-    spec = spec_of(DENSE, WHOLE)
-    compare_runs(replace(spec, training=replace(spec.training, recompute="full")))
+@pytest.mark.parametrize(
+    ("model", "training"),
+    [(DENSE, {"recompute": "full"}), (PADDED, {"recompute": "selective", "recompute_modules": ("moe",)})],
+    ids=["layers", "experts"],
+)
+def test_what_is_recomputed_counts_once(model: Model, training: dict[str, Any]) -> None:
+    spec = spec_of(model, WHOLE)
+    compare_runs(replace(spec, training=replace(spec.training, **training)))
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, cast
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from launch.engines.torch_native.init.initial_weights import draw_weights
 from launch.engines.torch_native.init.load_checkpoint import load_weights
@@ -16,6 +16,7 @@ from launch.engines.torch_native.layers.attention_backends import Positions, blo
 from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.layers.mlp import Mlp
 from launch.engines.torch_native.layers.norm import Norm
+from launch.engines.torch_native.layers.recomputation import dropping, recompute_if
 from launch.engines.torch_native.layers.rotary import rotary_tables
 from launch.engines.torch_native.moe.layer import MixtureOfExperts, RoutingStats
 from launch.engines.torch_native.moe.router import Router
@@ -45,6 +46,7 @@ class Layer(nn.Module):
         model, norm_sharding = context.model, context.tp.outside_sharding
         self.epsilon = model.norm_epsilon
         self.elementwise = context.elementwise
+        self.recomputed = context.training.recomputed
         self.attention_norm = Norm(model.hidden_size, norm_sharding)
         self.attention = Attention(context, number)
         self.mlp_norm = Norm(model.hidden_size, norm_sharding)
@@ -68,15 +70,27 @@ class Layer(nn.Module):
         Return the residual stream and its norm before the MLP, both in the shape of ``x``.
         """
         normed = self.elementwise.rms_norm(x, self.attention_norm.weight, self.epsilon)
-        change = self.attention(normed, positions)
+        with self._without(normed, x, self.attention_norm):
+            change = self.attention(normed, positions)
+        if "layernorm" in self.recomputed:
+            # As it is computed again: compiled together with the sum it would round otherwise.
+            x = x + change
+            return x, self.elementwise.rms_norm(x, self.mlp_norm.weight, self.epsilon)
         return self.elementwise.add_and_norm(x, change, self.mlp_norm.weight, self.epsilon)
 
     def forward_mlp(self, x: torch.Tensor, normed: torch.Tensor) -> tuple[torch.Tensor, RoutingStats | None]:
         """Run the MLP or the experts on the results of :meth:`forward_attention`: two of one shape -> that shape, and the routing."""
-        if isinstance(self.mlp, MixtureOfExperts):
-            change, routed = self.mlp(normed)
-            return x + change, routed
-        return x + self.mlp(normed), None
+        with self._without(normed, x, self.mlp_norm):
+            if isinstance(self.mlp, MixtureOfExperts):
+                change, routed = recompute_if("moe" in self.recomputed, self.mlp)(normed)
+                return x + change, routed
+            return x + recompute_if("mlp" in self.recomputed, self.mlp)(normed), None
+
+    def _without(self, normed: torch.Tensor, x: torch.Tensor, norm: Norm) -> AbstractContextManager[None]:
+        """Return the context whose backward pass computes ``normed``, the norm of ``x``, again if layernorm is recomputed."""
+        if "layernorm" not in self.recomputed:
+            return nullcontext()
+        return dropping(normed, lambda x, weight: self.elementwise.rms_norm(x, weight, self.epsilon), x, norm.weight)
 
 
 RunLayer = Callable[[torch.Tensor, Positions], tuple[torch.Tensor, RoutingStats | None]]
@@ -178,10 +192,7 @@ class Decoder(nn.Module):
         routings = []
         for name, layer in self.named_layers().items():
             run: RunLayer = graphed.get(name, layer)
-            if self.context.training.recompute == "full":
-                x, routed = checkpoint(run, x, positions, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x, routed = run(x, positions)
+            x, routed = recompute_if(self.context.training.recompute == "full", run)(x, positions)
             observe(int(name) + 1, x)
             if routed is not None:
                 routings.append(routed)

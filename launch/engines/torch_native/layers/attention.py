@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from launch.engines.torch_native.layers.attention_backends import CoreAttention, Positions
 from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.layers.norm import Norm
+from launch.engines.torch_native.layers.recomputation import recompute_if
 from launch.engines.torch_native.parallel.sharding import Sharding
 from launch.engines.torch_native.parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
@@ -24,9 +24,9 @@ class Attention(nn.Module):
         self.channels = model.kv_channels
         self.epsilon = model.norm_epsilon
         self.elementwise = context.elementwise
-        self.recompute = context.training.recompute == "selective"
         widths = tuple(count * self.channels for count in heads)
         self.qkv = ColumnParallelLinear(model.hidden_size, widths, model.add_qkv_bias or model.add_bias_linear, tp)
+        self.recomputes_core = "core_attn" in context.training.recomputed
         self.core = CoreAttention(model, number, context.training.attention_backend, context.packed, tp.size)
         self.output = RowParallelLinear(widths[0], model.hidden_size, model.add_bias_linear, tp)
         self.query_norm = Norm(model.kv_channels, tp.inside_sharding) if model.qk_layernorm else None
@@ -41,10 +41,6 @@ class Attention(nn.Module):
         norm_and_rotate = self.elementwise.norm_and_rotate
         query = norm_and_rotate(query, getattr(self.query_norm, "weight", None), self.epsilon, positions.rotary)
         key = norm_and_rotate(key, getattr(self.key_norm, "weight", None), self.epsilon, positions.rotary)
-        inputs = (query, key, value, self.sinks, positions)
-        if self.recompute:
-            mixed = checkpoint(self.core, *inputs, use_reentrant=False, preserve_rng_state=False)
-        else:
-            mixed = self.core(*inputs)
+        mixed = recompute_if(self.recomputes_core, self.core)(query, key, value, self.sinks, positions)
         projected: torch.Tensor = self.output(mixed.flatten(-2))
         return projected

@@ -9,6 +9,7 @@ from torch import nn
 
 from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.layers.mlp import Mlp
+from launch.engines.torch_native.layers.recomputation import recompute_if
 from launch.engines.torch_native.moe.grouped_mm import grouped_mm
 from launch.engines.torch_native.moe.permutation import ExpertPermutation
 from launch.engines.torch_native.moe.router import Router, Routing
@@ -47,6 +48,7 @@ class MixtureOfExperts(nn.Module):
         model, elementwise, tp, ep = context.model, context.elementwise, context.tp, context.ep
         experts, hidden, inner = model.num_moe_experts // ep.size, model.hidden_size, model.moe_ffn_hidden_size
         self.tp = tp
+        self.recomputed = context.training.recomputed
         self.activation = getattr(elementwise, f"weighted_{model.activation}")
         self.dispatcher = make_dispatcher(model, elementwise, ep, context.dispatcher)
         self.router = Router(model, tp)
@@ -68,7 +70,7 @@ class MixtureOfExperts(nn.Module):
         # The view makes autograd sum the gradients of router and shared expert here first. Captured as one part they are
         # summed in this order too, so that eager and graphed runs agree to the bit.
         x = x.view_as(x)
-        shared = None if self.shared is None else self.shared(x)
+        shared = None if self.shared is None else recompute_if("shared_experts" in self.recomputed, self.shared)(x)
         return self.router(self.tp.scatter_tokens(x).flatten(0, 1)), shared
 
     def preprocess(self, routing: Routing, shared: torch.Tensor | None) -> Preprocessed:
@@ -94,16 +96,22 @@ class MixtureOfExperts(nn.Module):
         The weight is applied between the two products, where rows are narrower. So the second bias is weighted separately.
         """
         if self.gate_up_bias is None or self.down_bias is None:
-            inner = self.activation(_product(rows, self.gate_up, permutation), weights)
-            return _product(inner, self.down, permutation)
+            return self._down(_product(rows, self.gate_up, permutation), weights, permutation)
         member = _membership(permutation, rows.dtype)
         gate_up = torch.addmm(_product(rows, self.gate_up, permutation), member, self.gate_up_bias)
         if permutation.holes and permutation.capacity is None:
             # Rows behind the last expert's are uninitialized. Neither they nor their gradients may reach a bias.
             gate_up = gate_up.masked_fill(~member.any(1, keepdim=True), 0.0)
-        inner = self.activation(gate_up, weights)
         weighted = (member * weights.unsqueeze(1)).to(rows.dtype)
-        return torch.addmm(_product(inner, self.down, permutation), weighted, self.down_bias)
+        return torch.addmm(self._down(gate_up, weights, permutation), weighted, self.down_bias)
+
+    def _down(self, gate_up: torch.Tensor, weights: torch.Tensor, permutation: ExpertPermutation) -> torch.Tensor:
+        """Run the activation and the second product: (R, 2 * width), (R,) -> (R, hidden_size)."""
+
+        def run(gate_up: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return _product(self.activation(gate_up, weights), self.down, permutation)
+
+        return recompute_if("moe_act" in self.recomputed, run)(gate_up, weights)
 
 
 def _membership(permutation: ExpertPermutation, dtype: torch.dtype) -> torch.Tensor:

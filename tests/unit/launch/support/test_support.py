@@ -202,6 +202,11 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "yarn_positions": ({"rope_scaling": "yarn"}, {"cuda_graph": CudaGraph("transformer_engine", ("attn",))}),
     "batch_p2p_sync": ({}, {"parallelism": Parallelism(pp=2), "cuda_graph": CudaGraph("full_iteration")}),
     "recompute": ({}, {"training": dataclasses.replace(BF16, recompute="selective"), "cuda_graph": CudaGraph("transformer_engine")}),
+    "recompute_norm": (vars(MOE), {"training": dataclasses.replace(BF16, recompute="selective", recompute_modules=("layernorm",)),
+                                  "cuda_graph": CudaGraph("transformer_engine", ("attn", "moe_router"))}),
+    "recompute_dense_norm": ({}, {"training": dataclasses.replace(BF16, recompute="selective", recompute_modules=("layernorm",))}),
+    "recompute_act": (vars(MOE), {"training": dataclasses.replace(
+        BF16, deterministic=True, recompute="selective", recompute_modules=("moe_act",)), "cuda_graph": CudaGraph("local")}),
     "device": ({}, {"placement": Placement(device="cpu")}),
     "mend": ({}, {"cuda_graph": CudaGraph("transformer_engine", ("attn",), mend=("yarn_positions",))}),
 }  # fmt: skip
@@ -264,6 +269,45 @@ def test_megatron_is_refused_what_it_does_wrong_in_a_layers_graph_alone(graph: C
     captured = CAPTURES_ATTENTION[graph]
     assert ("megatron.recompute" in rules_of(recomputed)) is captured
     assert ("megatron.yarn_positions" in rules_of(yarn)) is captured
+
+
+def test_a_module_is_recomputed_in_no_layers_graph_and_beside_any() -> None:
+    experts = dataclasses.replace(MOE, moe_layer_freq=2, moe_shared_expert_ffn_hidden_size=16)
+    beside = {  # a scope that leaves the module out, and one that holds it
+        "core_attn": (("mlp",), ("attn",)),
+        "mlp": (("attn", "moe_router"), ("mlp",)),
+        "moe": (("attn", "mlp"), ("moe_router",)),
+        "shared_experts": (("attn",), ("moe_router", "moe_preprocess")),
+    }
+    for module, (outside, holding) in beside.items():
+        training = dataclasses.replace(BF16, recompute="selective", recompute_modules=(module,))
+        for scope, rules in ((outside, set()), (holding, {"megatron.recompute"}), ((), {"megatron.recompute"})):
+            graph = CudaGraph("transformer_engine", scope)
+            assert rules_of(dataclasses.replace(ON_GPU, model=experts, training=training, cuda_graph=graph)) == rules, (
+                module,
+                scope,
+            )
+        whole = dataclasses.replace(ON_GPU, model=experts, training=training, cuda_graph=CudaGraph("full_iteration"))
+        assert rules_of(whole) == set()
+
+
+def test_torch_native_recomputes_within_a_graph_or_outside_of_it() -> None:
+    on_gpu = RunSpec(model=MOE, placement=Placement(device="cuda"))
+    named = {
+        name: dataclasses.replace(BF16, recompute="selective", recompute_modules=(name,))
+        for name in ("layernorm", "moe", "moe_act")
+    }
+    graphs = {
+        CudaGraph("torch"): set(),
+        CudaGraph("full_iteration"): set(),
+        CudaGraph("torch", ("attn",)): {"layernorm"},
+        CudaGraph("transformer_engine", ("attn", "moe_router")): {"layernorm", "moe"},
+        CudaGraph("torch_compile"): set(named),
+    }
+    for graph, refused in graphs.items():
+        for name, training in named.items():
+            rules = rules_of(dataclasses.replace(on_gpu, training=training, cuda_graph=graph))
+            assert rules == ({"torch_native.recompute_modules"} if name in refused else set()), (graph, name)
 
 
 def test_local_graphs_cannot_hold_recomputed_attention_either() -> None:

@@ -46,6 +46,10 @@ CHANGES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     ],
     "training": [
         {"precision": "fp32"}, {"recompute": "selective"}, {"recompute": "full"}, {"fp8": "delayed"}, {"deterministic": True},
+        {"recompute": "selective", "recompute_modules": ("layernorm", "moe_act")}, {"recompute_modules": ("moe",)},
+        {"recompute": "selective", "recompute_modules": ("moe",)}, {"recompute": "selective", "recompute_modules": ("mlp",)},
+        {"recompute": "selective", "recompute_modules": ("shared_experts", "core_attn")},
+        {"recompute": "selective", "recompute_modules": ("router",)}, {"recompute": "selective", "recompute_modules": ("layernorm",)},
     ],
 }  # fmt: skip
 """What a cell may change of a dense model on one rank, whose cells run."""
@@ -100,6 +104,9 @@ STRICTER = {
     "megatron.batch_p2p_sync": f"{DOOMED}: a transfer waits for the device in the capture",
     "megatron.precision": f"{DOOMED}: inputs of a capture are bfloat16",
     "megatron.recompute": f"{DOOMED}: a checkpoint refuses torch.autograd.grad",
+    "megatron.recompute_act": "the graphed run would recompute nothing, and its eager baseline would (0.16)",
+    "megatron.recompute_dense_norm": "nothing would be recomputed",
+    "megatron.recompute_norm": f"{DOOMED}: the norm's weight gets no gradient",
     "megatron.tp": f"{DOOMED}: experts drift apart (0.16)",
     "megatron.yarn_positions": f"{DOOMED}: attention without positions",
     "model.expert_bias": "the recipe's field has no meaning without experts, and Megatron-Core does not get it",
@@ -107,12 +114,15 @@ STRICTER = {
     "model.query_groups": f"{DOOMED}: heads without a group",
     "model.router_gradient": "the recipe's router would not learn; Megatron-Core gets another field, whose weight is not normalised",
     "overlap.delayed_wgrad_captured": "Megatron-LM's own arguments reject it, with this Transformer Engine",
+    "overlap.expert_exchange": "moe would not be recomputed, since the schedule calls its parts (0.16)",
     "overlap.expert_exchange_captured": f"{DOOMED}: graphs across the exchange; 0.19 asserts it for transformer_engine alone",
     "scope.local_mlp": f"{DOOMED}: no layer can be built",
     "scope.local_nothing": f"{DOOMED}: nothing is captured",
     "scope.mamba": f"{DOOMED}: nothing is captured",
     "scope.mlp_without_dense_layers": "a single expert is a dense model to Megatron-Core",
     "scope.preprocess_without_router": "local adds moe_router on its own; a name must say what is captured",
+    "training.recompute_absent": "nothing would be recomputed",
+    "training.recompute_modules": "a module is named twice, or without effect, where recomputation is not selective",
     "training.fp8_precision": "Bridge's recipes combine fp8 with 16 bits alone",
 }
 """Why a rule rejects what Megatron-Core's validator accepts."""

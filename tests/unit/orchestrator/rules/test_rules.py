@@ -268,6 +268,28 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     ),
     "training.schedule": (spec(training__min_learning_rate=1.0), spec(training__learning_rate_warmup_steps=101)),
     "training.batch": (spec(training__global_batch_size=7, training__micro_batch_size=2),),
+    "training.recompute_modules": (
+        spec(training__recompute_modules=("mlp",)),
+        spec(training__recompute="full", training__recompute_modules=("mlp",), **M),
+        spec(training__recompute="selective", training__recompute_modules=("mlp", "mlp")),
+        spec(training__recompute="selective", training__recompute_modules=("attn",)),
+        spec(model=MOE, training__recompute="selective", training__recompute_modules=("moe", "moe_act")),
+    ),
+    "training.recompute_absent": (
+        spec(training__recompute="selective", training__recompute_modules=("moe",)),
+        spec(model=MOE, training__recompute="selective", training__recompute_modules=("mlp",)),
+        spec(model=MOE, training__recompute="selective", training__recompute_modules=("shared_experts",), **M),
+    ),
+    "training.recompute_fp8": (
+        spec(
+            model=MOE,
+            training__fp8="delayed",
+            training__precision="bf16",
+            training__recompute="selective",
+            training__recompute_modules=("layernorm",),
+            **M,
+        ),
+    ),
     "training.offloading": (
         spec(training__cpu_offloading=True, training__recompute="selective", **M),
         spec(training__cpu_offloading=True, **on_ranks(2, pp=2), **M),
