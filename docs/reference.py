@@ -84,7 +84,8 @@ def _describe_verb(verb: str) -> str:
 
 
 def _describe_argument(action: Any) -> tuple[str, str]:
-    value = "\\|".join(action.choices or ()) or action.metavar or action.dest
+    metavar = action.metavar or action.dest
+    value = "\\|".join(action.choices or ()) or (metavar if isinstance(metavar, str) else " ".join(metavar))
     words = f"{value} ..." if action.nargs in ("*", "+") else value
     if action.option_strings:
         words = f"{action.option_strings[-1]} {'' if action.nargs == 0 else words}".rstrip()

@@ -1,1 +1,1 @@
-"""Memory of a rank: measured peaks, and the size of weights, gradients and optimizer state."""
+"""Memory of a rank: measured peaks, and the forecast from the recipe."""

@@ -10,6 +10,8 @@ Float16OptimizerWithFloat16Params). With the distributed optimizer a rank has on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
 
 from launch.contract.model_flops import GATED_MATRICES
 from launch.contract.pipeline_stages import layers_of
@@ -19,6 +21,9 @@ MOMENTS = 2 * 4
 """Bytes per element of AdamW's fp32 moments."""
 MASTER = 4
 BYTES = {"fp32": 4, "bf16": 2}
+
+Part = Literal["attention", "mlp", "router", "experts"]
+"""The parts of a layer that graphs capture. A shared expert is an mlp beside experts."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,24 @@ def state_bytes(spec: RunSpec) -> int:
 
 def bytes_of_stages(spec: RunSpec) -> list[int]:
     """Return the bytes of a rank, by pipeline stage."""
-    return [_bytes(spec, held) for held in stages(spec.model, spec.parallelism)]
+    return [sum(vars(state).values()) for state in state_of_stages(spec)]
 
 
+@dataclass(frozen=True)
+class State:
+    """Bytes of a rank."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+
+
+def state_of_stages(spec: RunSpec) -> list[State]:
+    """Return what a rank holds between steps, by pipeline stage."""
+    return [_state(spec, held) for held in stages(spec.model, spec.parallelism)]
+
+
+@lru_cache(maxsize=256)
 def stages(model: Model, layout: Parallelism) -> list[Parameters]:
     """Return the parameters of a rank, by pipeline stage."""
     virtual = layers_of(model.num_layers, layout.pp, layout.vpp)
@@ -58,29 +78,32 @@ def stages(model: Model, layout: Parallelism) -> list[Parameters]:
     return held
 
 
-def _bytes(spec: RunSpec, held: Parameters) -> int:
+def _state(spec: RunSpec, held: Parameters) -> State:
     training, layout = spec.training, spec.parallelism
-    weight = BYTES[training.precision]
+    elements, weight = held.dense + held.experts, BYTES[training.precision]
     gradient = max(weight, BYTES[training.gradient_precision])
     own = MOMENTS + (MASTER if training.precision == "bf16" else 0)
     shares = (layout.cp * layout.dp, layout.expert_dp) if layout.distributed_optimizer else (1, 1)
-    return sum(
-        elements * (weight + gradient) + elements * own // share
-        for elements, share in zip((held.dense, held.experts), shares, strict=True)
-    )
+    optimizer = held.dense * own // shares[0] + held.experts * own // shares[1]
+    return State(elements * weight, elements * gradient, optimizer)
 
 
 def _layer(model: Model, layout: Parallelism, number: int) -> Parameters:
-    """Return the parameters of a layer: both norms, attention and the feed-forward."""
-    attention = Parameters(2 * model.hidden_size + _attention(model, layout.tp))
-    if not model.has_experts(number):
-        return attention + Parameters(_gated(model, model.ffn_hidden_size, layout.tp))
-    shared = model.moe_shared_expert_ffn_hidden_size
-    router = model.num_moe_experts * (model.hidden_size + model.add_bias_linear)
-    expert = _gated(model, model.moe_ffn_hidden_size, layout.etp)
-    return attention + Parameters(
-        router + (_gated(model, shared, layout.tp) if shared else 0), model.num_moe_experts // layout.ep * expert
-    )
+    return sum(layer_parameters(model, layout, model.has_experts(number)).values(), Parameters())
+
+
+@lru_cache(maxsize=256)
+def layer_parameters(model: Model, layout: Parallelism, has_experts: bool) -> dict[Part, Parameters]:
+    """Return the parameters of a layer by its parts: both norms with attention, and the feed-forward."""
+    held: dict[Part, Parameters] = {"attention": Parameters(2 * model.hidden_size + _attention(model, layout.tp))}
+    width = model.moe_shared_expert_ffn_hidden_size if has_experts else model.ffn_hidden_size
+    if width:
+        held["mlp"] = Parameters(_gated(model, width, layout.tp))
+    if has_experts:
+        expert = _gated(model, model.moe_ffn_hidden_size, layout.etp)
+        held["router"] = Parameters(model.num_moe_experts * (model.hidden_size + model.add_bias_linear))
+        held["experts"] = Parameters(experts=model.num_moe_experts // layout.ep * expert)
+    return held
 
 
 def _attention(model: Model, tp: int) -> int:

@@ -7,13 +7,14 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from analysis.memory.static_memory import state_bytes
+from analysis.memory.forecast import RankForecast
 from launch.common.text import count, size
 from launch.contract.plan import Cell, Plan, PlannedBundle, Reason
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
 from launch.support import known_faults
 from orchestrator.errors import Problem
+from orchestrator.output.memory import RELIABILITY
 from orchestrator.submit.batch_script import BUNDLES, LANE, RUN, TOKEN, BatchScript
 
 MOST_SCRIPTS = 3
@@ -55,16 +56,22 @@ def print_plan_summary(plan: Plan) -> None:
     print(f"{plan.name}: {', '.join(parts)}")
 
 
-def print_plan(plan: Plan, hours: float, scripts: Sequence[BatchScript] = ()) -> None:
-    """Print bundles with their runs in order, batch scripts, cells that will not run and why, and known faults."""
+def print_plan(
+    plan: Plan,
+    hours: float,
+    scripts: Sequence[BatchScript] = (),
+    memory: Mapping[str, RankForecast] = {},
+    gpu_gib: float | None = None,
+) -> None:
+    """Print bundles with their runs in order, batch scripts, cells that will not run and why, known faults, and ``memory``.
+
+    Args:
+        memory: the forecast of cells on GPUs by their ids, against ``gpu_gib`` of a GPU where it is known.
+    """
     print_plan_summary(plan)
     cells = plan.cell_of_run()
     for number, bundle in enumerate(plan.bundles, 1):
-        spec = cells[bundle.run_ids[0]].run_spec
-        print(f"\nbundle {number} of {len(plan.bundles)} ({bundle.bundle_id}), one allocation", end="")
-        if spec.engine != "command":
-            print(f"; weights, gradients and optimizer state take {size(state_bytes(spec))} per rank", end="")
-        print(":")
+        print(f"\nbundle {number} of {len(plan.bundles)} ({bundle.bundle_id}), one allocation:")
         _print_runs(bundle, cells)
         _print_commands(dict.fromkeys(cells[run_id].cell_id for run_id in bundle.run_ids), plan.cells)
     if plan.bundles_if_needed:
@@ -80,8 +87,19 @@ def print_plan(plan: Plan, hours: float, scripts: Sequence[BatchScript] = ()) ->
     specs = [(cell.label, cell.run_spec) for cell in plan.cells if cell.state != "rejected"]
     faults = [(label, found) for label, spec in specs if (found := known_faults(spec))]
     _print_reasons("known to compute wrong results, which a verdict is expected to show", faults)
+    _print_memory([(cell.label, memory[cell.cell_id]) for cell in plan.cells if cell.cell_id in memory], gpu_gib)
     if hours:
         print(f"\nat most {hours:.2f} GPU hours, if every run takes its time limit")
+
+
+def _print_memory(cells: Sequence[tuple[str, RankForecast]], gpu_gib: float | None) -> None:
+    if cells:
+        print("\nGPU memory of the fullest rank, by forecast (--explain memory CELL prints its terms):")
+    for label, rank in cells:
+        print(f"  {size(rank.peak):>10}  {label}")
+        if gpu_gib is not None and rank.needed > gpu_gib * 2**30:
+            needs = f"it needs at least {size(rank.needed)}, and gpu_memory_gib of the profile is {gpu_gib:g}"
+            print(f"    may run out of memory: {needs}. {RELIABILITY}")
 
 
 def print_not_checked(matters: Sequence[str], reason: str) -> None:

@@ -8,13 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from analysis.memory.activations import layer_bytes
 from analysis.memory.static_memory import MOMENTS, Parameters, bytes_of_stages, stages
+from launch.contract.spec import Model, RunSpec, Training
 from launch.engines.protocol import RankPlace
+from launch.engines.torch_native.decoder import build_decoder
 from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.engines.torch_native.layers import pointwise
+from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.parallel.buckets import ALIGNMENT
 from launch.engines.torch_native.parallel.sharding import find_shardings
 from tests.numerics.layouts import Layout, legal_layouts
@@ -69,3 +75,59 @@ def allocated(engine: TorchNativeEngine) -> int:
     storages = [tensor.untyped_storage() for tensor in (*main.parameters, main.gradients, main.weights)]
     held = {storage.data_ptr(): storage.nbytes() for storage in storages}
     return sum(held.values()) + MOMENTS * main.weights.numel()
+
+
+DENSE = Model(num_layers=1, num_attention_heads=4, num_query_groups=2, kv_channels=32, ffn_hidden_size=96)
+EXPERTS = replace(DENSE, num_moe_experts=8, moe_router_topk=4, moe_ffn_hidden_size=48, moe_aux_loss_coeff=1e-3)
+CLAMPED: Any = "clamped_quick_gelu_glu"
+MODELS = {
+    "dense": DENSE,
+    "clamped": replace(DENSE, activation=CLAMPED),
+    "normed heads": replace(EXPERTS, qk_layernorm=True),
+    "shared expert": replace(EXPERTS, moe_shared_expert_ffn_hidden_size=32),
+    "padded": replace(EXPERTS, moe_expert_capacity_factor=1.5, moe_pad_expert_input_to_capacity=True),
+    "biases": replace(EXPERTS, add_bias_linear=True, add_qkv_bias=True, activation=CLAMPED),
+}
+
+
+class FusedNorm(torch.autograd.Function):
+    """Keeps what CUDA's kernel keeps: the input, and a number for each token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True))
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale * weight).to(x.dtype)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_layer_keeps_what_is_forecast(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> Any:
+        return FusedNorm.apply(x, weight)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(pointwise, "rms_norm", rms_norm)
+    monkeypatch.setattr(pointwise.Elementwise, "rms_norm", staticmethod(rms_norm))
+    model, training = MODELS[name], Training(precision="bf16", sequence_length=256)
+    seen = kept_bytes(replace(model, num_layers=2), training) - kept_bytes(model, training)
+    expected = sum(layer_bytes(RunSpec(model=model, training=training), model.is_moe).values())
+    assert 0.98 * seen < expected <= seen
+
+
+def kept_bytes(model: Model, training: Training) -> int:
+    """Return what a decoder keeps for its backward pass, its parameters aside."""
+    decoder = build_decoder(BuildContext(model, training), 1, torch.bfloat16, CPU)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        # Its results keep the graph, and so every storage, alive while they are counted.
+        results = decoder.decode(torch.randint(model.vocab_size, (1, training.sequence_length + 1)))
+    total = sum(storage.nbytes() for storage in kept.values())
+    del results
+    return total

@@ -3,34 +3,108 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
+from analysis.memory.forecast import RankForecast, forecast, fullest_rank
 from launch.common.atomic_files import members
 from launch.common.command_line import Parser
+from launch.common.text import count, first_names
 from orchestrator.cli.arguments import add_planning
-from orchestrator.cli.planning import plan_recipe, read_named_cluster
+from orchestrator.cli.planning import load_recipe, plan_recipe, read_named_cluster
+from orchestrator.errors import input_error
+from orchestrator.output.memory import print_memory
 from orchestrator.output.plan import print_not_checked, print_plan
 from orchestrator.output.print_json import print_json
 from orchestrator.plan.planner import gpu_hours
+from orchestrator.recipe.expand import ResolvedCell, expand, filter_cells
+from orchestrator.rules import violations
 from orchestrator.submit.batch_script import batch_scripts
 from orchestrator.submit.executor import silence
 from orchestrator.sweeps.store import Store
 from orchestrator.targets.slurm_cluster import Cluster
 
+SIZES = ("peak", "needed", "peak_allocated")
+TERM = ("name", "bytes", "source", "held")
 EXAMPLE = "plan gpt_oss_20b --only cuda_graph.impl=transformer_engine"
 
 
 def add_arguments(parser: Parser) -> None:
     add_planning(parser)
+    parser.add_argument(
+        "--explain",
+        nargs=2,
+        metavar=("memory", "CELL"),
+        help="print the forecast of a cell's GPU memory instead, term by term; CELL is a label or an id, or how one begins",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.explain is not None:
+        return _explain(arguments)
     plan, target, _ = plan_recipe(arguments, read_named_cluster(arguments))
     paths = Store(arguments.store).sweep(plan.name)
     scripts = batch_scripts(paths, plan, target) if isinstance(target, Cluster) else ()
+    specs = {cell.cell_id: cell.run_spec for cell in plan.cells if cell.state != "rejected"}
+    memory = {cell_id: rank for cell_id, spec in specs.items() if (rank := fullest_rank(spec))}
     if arguments.json:
         more = {"gpu_hours": gpu_hours(plan), "batch_scripts": scripts, "not_checked": target.not_checked}
-        print_json({**members(plan), **more})
+        forecasts = {cell_id: {name: getattr(rank, name) for name in SIZES} for cell_id, rank in memory.items()}
+        print_json({**members(plan), **more, "memory": forecasts})
     else:
-        print_plan(plan, gpu_hours(plan), scripts)
+        print_plan(
+            plan,
+            gpu_hours(plan),
+            scripts,
+            memory,
+            target.profile.gpu_memory_gib if isinstance(target, Cluster) else None,
+        )
         print_not_checked(target.not_checked, silence())
     return 0
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    """Explain a cell as GPUs would run it, whether or not this host can.
+
+    Raises:
+        InputError: no single cell is meant, or nothing is known of its memory.
+    """
+    subject, name = arguments.explain
+    if subject != "memory":
+        raise input_error("--explain", f"{subject!r} is nothing that a plan explains", "write --explain memory CELL")
+    cell = _find_cell(filter_cells(expand(load_recipe(arguments), "cuda"), arguments.only), name)
+    ranks = _forecast(cell)
+    if arguments.json:
+        print_json({"cell_id": cell.spec.cell_id, "label": cell.label, "ranks": list(map(_to_json, ranks))})
+    else:
+        print_memory(cell.label, ranks)
+    return 0
+
+
+def _find_cell(cells: Sequence[ResolvedCell], name: str) -> ResolvedCell:
+    names = [(cell, (cell.label, cell.spec.cell_id)) for cell in cells]
+    exact = [cell for cell, own in names if name in own]
+    found = exact or [cell for cell, own in names if any(one.startswith(name) for one in own)]
+    if len(found) != 1:
+        fix = f"name one by its label or id: {first_names([cell.label for cell in found or cells], 10)}"
+        raise input_error("--explain memory", f"{name!r} is {count('cell', len(found))} of the recipe", fix)
+    return found[0]
+
+
+def _forecast(cell: ResolvedCell) -> Sequence[RankForecast]:
+    if reasons := violations(cell.spec):
+        raise input_error("--explain memory", f"{cell.label} cannot work: {reasons[0].message}", reasons[0].remedy)
+    if ranks := forecast(cell.spec):
+        return ranks
+    why = "the model of a user's program is unknown" if cell.spec.engine == "command" else "its ranks are on CPUs"
+    fix = "name a cell of engine torch_native or megatron, with resources.device auto or cuda"
+    raise input_error("--explain memory", f"nothing is known of the GPU memory of {cell.label}: {why}", fix)
+
+
+def _to_json(rank: RankForecast) -> dict[str, Any]:
+    """Return a rank's terms by phase. A term has name, bytes, formula, source and how it is held."""
+    phases = {
+        phase: [{"formula": term.formula, **{name: getattr(term, name) for name in TERM}} for term in terms]
+        for phase, terms in rank.phases.items()
+    }
+    return {"stage": rank.stage, "worst_imbalance": rank.worst_imbalance, "phases": phases}

@@ -113,8 +113,13 @@ def test_plan_shows_what_runs_and_why_the_rest_does_not(
     content = json.loads(capsys.readouterr().out)
     hours = content.pop("gpu_hours")
     assert content.pop("batch_scripts") == []
+    forecasts = content.pop("memory")
     assert content.pop("format") == 1 and content.pop("not_checked") == []
     plan = from_json(Plan, content)
+    of_gpus = {
+        cell.cell_id for cell in plan.cells if cell.state != "rejected" and cell.run_spec.placement.device == "cuda"
+    }
+    assert forecasts.keys() == {cell_id for cell_id in of_gpus if "command" not in path.read_text()}
     assert hours >= 0
     assert plan.name == path.stem
 

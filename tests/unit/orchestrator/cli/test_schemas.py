@@ -14,6 +14,7 @@ from tests.schemas import SCHEMAS, validated
 
 COMMANDS = {
     "plan tiny_moe": "plan",
+    "plan launch_bound --explain memory torch.attn.mlp": "memory",
     "status mine": "status",
     "status": "sweeps",
     "report mine": "report",

@@ -1,0 +1,136 @@
+"""What a rank's forward pass keeps for its backward pass, in bytes of one layer and one micro-batch.
+
+Kept are the inputs of matrix products and of norms, and the arguments of attention and of the activation. Counted on torch_native's
+layers by autograd's own hooks (tests/numerics/test_forecast.py). Transformer Engine's modules keep the same, but that a router
+keeps its input as it is, and that the fused activation keeps no intermediate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from analysis.memory.static_memory import BYTES, Part
+from launch.contract.spec import RunSpec
+
+FP32 = 4
+SCORES = 3 * FP32
+"""Logits, scores and probabilities of a token and an expert."""
+CHOICE_INDICES = 4 * 8
+"""Indices of a token's row, there and back, int64."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Tokens of a micro-batch that a rank's experts compute: ``mean`` with an even load, and at most ``worst``.
+
+    ``fixed``: buffers do not depend on the routing.
+    """
+
+    mean: int
+    worst: int
+    fixed: bool
+
+
+def expert_rows(spec: RunSpec) -> Rows:
+    """Return the rows of a layer with experts."""
+    model, layout = spec.model, spec.parallelism
+    tokens = routed_tokens(spec)
+    group, local = layout.ep * layout.etp, model.num_moe_experts // layout.ep
+    worst = tokens * group * min(model.moe_router_topk, local)
+    even, ep = tokens * layout.etp * model.moe_router_topk, layout.ep
+    if model.moe_expert_capacity_factor is not None:
+        capacity = math.ceil(tokens * model.moe_router_topk / model.num_moe_experts * model.moe_expert_capacity_factor)
+        rows = capacity * local * group
+        return (
+            Rows(rows, rows, True)
+            if model.moe_pad_expert_input_to_capacity
+            else Rows(min(even, rows), min(worst, rows), ep == 1)
+        )
+    if spec.engine == "torch_native" and layout.dispatcher == "allgather" and ep > 1:
+        return Rows(worst, worst, True)
+    return Rows(even, worst, ep == 1)
+
+
+def tokens_of(spec: RunSpec) -> int:
+    """Return the tokens of a micro-batch on a rank, within a tensor-parallel region."""
+    return spec.training.micro_batch_size * spec.training.sequence_length // spec.parallelism.cp
+
+
+def routed_tokens(spec: RunSpec) -> int:
+    """Return the tokens that a rank routes. Each tensor-parallel rank routes its shard of the sequence."""
+    return tokens_of(spec) // spec.parallelism.tp
+
+
+def sharded_tokens(spec: RunSpec) -> int:
+    """Return the tokens outside of tensor-parallel regions."""
+    return routed_tokens(spec) if spec.parallelism.sequence_parallel else tokens_of(spec)
+
+
+def layer_bytes(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
+    """Return what a layer keeps of a micro-batch, by its parts, with an even load of experts."""
+    model, element = spec.model, BYTES[spec.training.precision]
+    kept: dict[Part, int] = {"attention": _attention(spec, element)}
+    shared = model.moe_shared_expert_ffn_hidden_size
+    if not has_experts or shared:
+        width = shared if has_experts else model.ffn_hidden_size
+        inner = width * tensors_of_width(spec, weighted=False) // spec.parallelism.tp
+        kept["mlp"] = tokens_of(spec) * element * (model.hidden_size + inner)
+    if has_experts:
+        copy = FP32 if spec.engine == "torch_native" else element
+        kept["router"] = routed_tokens(spec) * (
+            model.hidden_size * copy + model.num_moe_experts * SCORES + model.moe_router_topk * CHOICE_INDICES
+        )
+        kept["experts"] = expert_rows(spec).mean * row_bytes(spec)
+    return kept
+
+
+def row_bytes(spec: RunSpec) -> int:
+    """Return what an expert keeps of a row: its input, and tensors of its width."""
+    model, element = spec.model, BYTES[spec.training.precision]
+    inner = model.moe_ffn_hidden_size * tensors_of_width(spec, weighted=True) // spec.parallelism.etp
+    member = (
+        2 * model.num_moe_experts // spec.parallelism.ep
+        if model.add_bias_linear and spec.engine == "torch_native"
+        else 0
+    )
+    return element * (model.hidden_size + inner + member)
+
+
+def tensors_of_width(spec: RunSpec, weighted: bool) -> int:
+    """Return how many tensors of its own width a gated feed-forward keeps, ``weighted`` by the router or not.
+
+    Two hold gate and up, one is the input of the last product. Fused or compiled, there is nothing else. Otherwise an activation
+    keeps intermediates: SiLU its result; the clamped one gate, up and two factors, of which Megatron-Core's compiler saves one.
+    """
+    clamped = spec.model.activation == "clamped_quick_gelu_glu"
+    native = spec.engine == "torch_native"
+    if (native and spec.training.compile != "none") or (not native and not clamped):
+        return 3
+    return 3 + ((4 if native else 3) if clamped else 1) + weighted
+
+
+def _attention(spec: RunSpec, element: int) -> int:
+    """Inputs of both norms, of the first product, queries, keys and values before and after rotation, and the result."""
+    model, layout = spec.model, spec.parallelism
+    queries = model.num_attention_heads * model.kv_channels // layout.tp
+    keys = model.num_query_groups * model.kv_channels // layout.tp
+    inside = model.hidden_size + (queries + 2 * keys) + (queries + keys) + queries
+    softmax = model.num_attention_heads // layout.tp * FP32
+    return sharded_tokens(spec) * 2 * model.hidden_size * element + tokens_of(spec) * (inside * element + softmax)
+
+
+def logits_bytes(spec: RunSpec) -> int:
+    """Return the most that logits and loss take of a micro-batch on the last stage.
+
+    Logits in training precision, in fp32, and their softmax in fp32. Compiled, logits and their gradient alone; with several
+    tensor-parallel ranks torch_native shifts and exponentiates apart.
+    """
+    training, layout = spec.training, spec.parallelism
+    element = BYTES[training.precision]
+    sharded_native = spec.engine == "torch_native" and layout.tp > 1
+    if spec.engine == "torch_native" and training.compile != "none" and not sharded_native:
+        copies = 2 * element
+    else:
+        copies = (element if element < FP32 else 0) + (3 if sharded_native else 2) * FP32
+    return tokens_of(spec) * spec.model.vocab_size // layout.tp * copies

@@ -1,0 +1,185 @@
+"""The terms of a rank's eager step, and of what is outside of the allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from analysis.memory import measured_constants as measured
+from analysis.memory.activations import logits_bytes, routed_tokens, tensors_of_width, tokens_of
+from analysis.memory.rank_load import CellLoad, RankLoad
+from analysis.memory.static_memory import Part
+from analysis.memory.term import Term, mib, times_constant, total
+
+STATE, EAGER = "analysis/memory/static_memory.py", "analysis/memory/eager_terms.py"
+ACTIVATIONS = "analysis/memory/activations.py"
+NATIVE = "launch/engines/torch_native"
+NOTHING: frozenset[Part] = frozenset()
+
+
+@lru_cache(maxsize=4)
+def step(rank: RankLoad, captured: frozenset[Part] = NOTHING) -> tuple[Term, ...]:
+    """Return what a step computes outside of graphs that hold the parts ``captured``."""
+    return (*_activations(rank, captured), *_in_passing(rank, captured))
+
+
+def eager_step(rank: RankLoad) -> tuple[Term, ...]:
+    """Return the terms of a step without graphs."""
+    terms = (*between_steps(rank), *step(rank))
+    return (*terms, *_kept_by_allocator(rank, total(terms)))
+
+
+@lru_cache(maxsize=4)
+def between_steps(rank: RankLoad, streams: int = 1) -> tuple[Term, ...]:
+    """Return what stays from step to step. Each stream that multiplies matrices has workspaces of its own."""
+    state, element = rank.state, rank.cell.element
+    elements = state.weights // element
+    own, layers = state.optimizer / elements, _workspaces_of_layers(rank.cell)
+    more = ": 2 a stream, of {}" + ("" if rank.cell.is_native else ", and {} of Transformer Engine")
+    return (
+        Term("weights", state.weights, "{:,} elements x {} bytes", (elements, element), STATE),
+        Term("gradients", state.gradients, "{:,} elements x {:g} bytes", (elements, state.gradients / elements), STATE),
+        Term("optimizer state", state.optimizer, "{:,} elements x {:.3g} bytes", (elements, own), STATE),
+        times_constant(measured.WORKSPACE, 2 * streams + layers, "allocated", more, (streams, layers)),
+    )
+
+
+def held_bytes(rank: RankLoad, streams: int) -> int:
+    """Return the sum of :func:`between_steps`."""
+    return rank.between_steps + (2 * streams + _workspaces_of_layers(rank.cell)) * round(measured.WORKSPACE.value)
+
+
+def _workspaces_of_layers(cell: CellLoad) -> int:
+    """Transformer Engine has one workspace, and four for grouped products of experts."""
+    return 0 if cell.is_native else 5 if cell.spec.model.is_moe else 1
+
+
+def _activations(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
+    """Yield what forward passes keep for backward passes, but for ``captured`` parts."""
+    for part, kept in rank.kept.items():
+        if part not in captured:
+            layers = rank.layers_with[part]
+            each = (rank.passes, layers, kept / layers)
+            formula = "{} passes in flight x {:g} layers x {:,.0f} bytes"
+            yield Term(f"activations: {part}", rank.passes * kept, formula, each, ACTIVATIONS)
+    if rank.expected_imbalance and "experts" not in captured:
+        constant = measured.IMBALANCE
+        values = (mib(rank.passes * rank.kept["experts"]), constant.value)
+        yield Term("expert imbalance", rank.expected_imbalance, "{:.0f} MiB x ({:g} - 1)", values, constant.measured)
+    if rank.spec.training.recompute == "full":
+        yield _recomputation(rank)
+
+
+def _recomputation(rank: RankLoad) -> Term:
+    """Only inputs of layers stay, and all of the layer that is computed again."""
+    one = max(sum(kept.values()) for kept in rank.cell.kept_by_layer.values())
+    kept = rank.passes * sum(rank.kept.values()) + rank.expected_imbalance
+    stays = min(kept, round(rank.passes * rank.layers * rank.cell.layer_input) + one)
+    values = (rank.passes, rank.layers, rank.cell.layer_input, one)
+    formula = "{} passes in flight x {:g} layers x {:,} bytes of input and {:,} bytes of one layer stay"
+    return Term("recomputation", stays - kept, formula, values, f"{NATIVE}/decoder.py")
+
+
+def _in_passing(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
+    """Yield what is alive for a moment: the larger of the loss and a backward pass, and what ranks exchange."""
+    moments = [_backward(rank, part) for part in rank.kept if part in ("mlp", "experts") and part not in captured]
+    if rank.is_last:
+        moments += [_loss(rank), _output_layer(rank)]
+    if moments:
+        yield max(moments, key=lambda term: term.bytes)
+    yield from _exchanged(rank)
+
+
+def _loss(rank: RankLoad) -> Term:
+    values = (tokens_of(rank.spec), rank.spec.model.vocab_size // rank.spec.parallelism.tp)
+    return Term(
+        "logits and loss", logits_bytes(rank.spec), "{:,} tokens x {:,} logits, and copies", values, ACTIVATIONS
+    )
+
+
+def _output_layer(rank: RankLoad) -> Term:
+    spec, vocabulary = rank.spec, rank.spec.model.vocab_size // rank.spec.parallelism.tp
+    values = (tokens_of(spec), spec.model.hidden_size, vocabulary, rank.cell.element)
+    size = (values[0] + values[1]) * vocabulary * rank.cell.element
+    formula = "({:,} tokens + {:,} channels) x {:,} logits x {} bytes"
+    return Term("gradients of the output layer", size, formula, values, EAGER)
+
+
+def _backward(rank: RankLoad, part: Part) -> Term:
+    """The gradient of gate and up, and of rows, while the layer gives its own activations back."""
+    spec, model, layout = rank.spec, rank.spec.model, rank.spec.parallelism
+    weights = 0 if spec.training.gradient_accumulation_fusion else rank.cell.layer_weights(part) * 2 // 3
+    experts = part == "experts"
+    rows = rank.cell.rows.mean if experts else tokens_of(spec)
+    width = model.moe_ffn_hidden_size // layout.etp if experts else model.ffn_hidden_size // layout.tp
+    given_back = (tensors_of_width(spec, weighted=experts) - 2) * width
+    moving = max(0, rows * (model.hidden_size - given_back) * rank.cell.element)
+    values = (mib(weights), rows)
+    return Term(f"backward pass: {part}", weights + moving, "{:.0f} MiB of weights, and {:,} rows", values, EAGER)
+
+
+def _exchanged(rank: RankLoad) -> Iterator[Term]:
+    """Yield two tensors that are sent and two that arrive between stages, and rows of experts that leave and arrive."""
+    spec, layout = rank.spec, rank.spec.parallelism
+    stages = 4 * rank.cell.layer_input if layout.pp > 1 else 0
+    rows = 0
+    if layout.ep > 1 and "experts" in rank.kept:
+        rows = rank.cell.rows.mean if layout.dispatcher == "alltoall" else layout.ep * routed_tokens(spec)
+    experts = 2 * rows * spec.model.hidden_size * rank.cell.element
+    if stages or experts:
+        values = (mib(stages), mib(experts))
+        formula = "{:.0f} MiB between stages, {:.0f} MiB of experts' rows"
+        yield Term("communication buffers", stages + experts, formula, values, f"{NATIVE}/parallel/pipeline.py")
+
+
+def _kept_by_allocator(rank: RankLoad, allocated: int) -> Iterator[Term]:
+    """Yield blocks that held the weights before they had a buffer, and unused parts of blocks.
+
+    torch_native's steps reuse the former. Megatron-Core's do so unless its graphs have a stream of their own.
+    """
+    copy, source = rank.state.weights, "launch/engines/megatron/side_stream.py"
+    if rank.cell.is_native:
+        copy, source = max(0, rank.between_steps + copy - allocated), f"{NATIVE}/optim/flat_parameters.py"
+    elif rank.spec.cuda_graph.impl not in ("local", "full_iteration"):
+        copy = 0
+    if copy:
+        values = (mib(rank.state.weights),)
+        yield Term("first copy of weights", copy, "of {:.0f} MiB, what nothing reuses", values, source, "cached")
+    yield from unused_blocks(rank, allocated + copy)
+
+
+def unused_blocks(rank: RankLoad, allocated: int, captured: frozenset[Part] = NOTHING) -> Iterator[Term]:
+    """Yield parts of blocks that hold no tensor: a fixed size of torch_native's few large ones, else a share."""
+    if rank.cell.is_native:
+        most, step = measured.NATIVE_UNUSED, max(0, allocated - held_bytes(rank, 2))
+        values = (mib(most.value), mib(step))
+        formula = "{:.0f} MiB, at most the {:.0f} MiB of a step"
+        yield Term("unused blocks", min(round(most.value), step), formula, values, most.measured, "cached")
+        return
+    share = measured.MEGATRON_UNUSED
+    values = (share.value, mib(allocated))
+    yield Term(
+        "unused blocks", round(share.value * allocated), "{:.0%} of {:.0f} MiB", values, share.measured, "cached"
+    )
+    if rank.expected_imbalance and "experts" not in captured:
+        changing, kept = measured.CHANGING_BLOCKS, rank.passes * rank.kept["experts"] + rank.expected_imbalance
+        values = (changing.value, mib(kept))
+        formula = "{:g} x {:.0f} MiB of experts: each routing needs blocks of other sizes"
+        yield Term("changing blocks", round(changing.value * kept), formula, values, changing.measured, "cached")
+
+
+def outside(cell: CellLoad) -> tuple[Term, ...]:
+    """Return the context, kernels and communicators of a rank of any stage."""
+    layout = cell.spec.parallelism
+    several = layout.world_size > 1
+    kernels = [measured.EAGER_KERNELS] if several else [measured.NATIVE_KERNELS] if cell.is_native else []
+    if not cell.is_native:
+        kernels.append(measured.MEGATRON_KERNELS)
+    terms = [times_constant(constant) for constant in (measured.CONTEXT, *kernels)]
+    degrees = (layout.tp, layout.cp, layout.dp, layout.pp, layout.ep)
+    if groups := several + sum(degree > 1 for degree in degrees) + (0 if cell.is_native else 4):
+        more = ": the world, each kind of parallelism" + ("" if cell.is_native else ", 4 groups of Megatron-Core")
+        terms.append(times_constant(measured.COMMUNICATOR, groups, more=more))
+    if layout.pp > 1 or (layout.ep > 1 and layout.dispatcher == "alltoall"):
+        terms.append(times_constant(measured.PEERS))
+    return tuple(terms)

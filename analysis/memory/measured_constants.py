@@ -1,0 +1,46 @@
+"""What no formula gives of a GPU's memory: twelve numbers, each measured once. None belongs to a cell or a model.
+
+Measured on H200s with driver 580, PyTorch 2.11, Transformer Engine 2.11, NCCL 2.28 and Megatron-Core 0.16.1, in eager and graphed
+cells of the committed reports (docs/results) that are not held out (benchmarks/memory.py). Another release may need others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Constant:
+    """``value`` is in bytes, or a factor. ``measured`` names the report, the cells and the phase."""
+
+    name: str
+    engine: str
+    value: float
+    measured: str
+
+
+CONTEXT = Constant("CUDA context", "both", 527 * MIB, "all reports of one GPU, phase init")
+NATIVE_KERNELS = Constant("kernels", "torch_native", 240 * MIB, "launch_bound, eager, phase measure")
+MEGATRON_KERNELS = Constant(
+    "kernels of Transformer Engine", "megatron", 429 * MIB, "qwen3_8l_megatron, eager, phase teardown"
+)
+EAGER_KERNELS = Constant("kernels loaded at the start", "both", 734 * MIB, "qwen3_8l_parallel, eager, phase init")
+COMMUNICATOR = Constant(
+    "communicators", "both", 480 * MIB, "qwen3_8l_parallel and qwen3_8l_megatron, eager, phase measure"
+)
+PEERS = Constant(
+    "channels between peers", "both", 1800 * MIB, "qwen3_8l_parallel and qwen3_8l_megatron_parallel, eager"
+)
+WORKSPACE = Constant("workspaces", "both", 32 * MIB, "frozen_scalar and qwen3_8l_megatron, eager, phase teardown")
+GRAPH_EXECUTABLES = Constant("graph executables", "both", 80 * MIB, "launch_bound and qwen3_8l, phase capture")
+IMBALANCE = Constant("rows of the fullest rank", "both", 1.3, "qwen3_8l_megatron_parallel, ep=4, eager, phase measure")
+CHANGING_BLOCKS = Constant("changing blocks", "megatron", 1.0, "qwen3_8l_megatron_parallel, dropless, phase measure")
+NATIVE_UNUSED = Constant("unused blocks", "torch_native", 300 * MIB, "launch_bound and qwen3_8l, eager, phase build")
+MEGATRON_UNUSED = Constant("unused blocks", "megatron", 0.04, "qwen3_8l_megatron, eager, phase warmup")
+
+CONSTANTS = (
+    CONTEXT, NATIVE_KERNELS, MEGATRON_KERNELS, EAGER_KERNELS, COMMUNICATOR, PEERS, WORKSPACE, GRAPH_EXECUTABLES, IMBALANCE,
+    CHANGING_BLOCKS, NATIVE_UNUSED, MEGATRON_UNUSED,
+)  # fmt: skip

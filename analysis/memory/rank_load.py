@@ -1,0 +1,159 @@
+"""What a rank computes and holds: its layers, its micro-batches in flight, and the activations and weights of each part of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from analysis.memory import measured_constants as measured
+from analysis.memory.activations import Rows, expert_rows, layer_bytes, row_bytes, sharded_tokens
+from analysis.memory.static_memory import BYTES, Part, State, layer_parameters
+from launch.contract.pipeline_stages import layers_of
+from launch.contract.spec import Parallelism, RunSpec
+
+
+def passes_in_flight(layout: Parallelism, stage: int, microbatches: int) -> int:
+    """Return how many passes through a chunk are between their forward and their backward at once.
+
+    As the schedules of torch_native (parallel/pipeline_schedule.py) and Megatron-Core: Narayanan et al. 2021, arXiv:2104.04473.
+    """
+    if layout.schedule == "interleaved":
+        return min((layout.pp - stage - 1) * 2 + (layout.vpp - 1) * layout.pp + 1, microbatches * layout.vpp)
+    return microbatches if layout.schedule == "gpipe" and layout.pp > 1 else min(layout.pp - stage, microbatches)
+
+
+@dataclass(frozen=True, eq=False)
+class CellLoad:
+    """What the ranks of all pipeline stages share."""
+
+    spec: RunSpec
+
+    @cached_property
+    def element(self) -> int:
+        """Bytes of an activation or a weight."""
+        return BYTES[self.spec.training.precision]
+
+    @cached_property
+    def is_native(self) -> bool:
+        return self.spec.engine == "torch_native"
+
+    @cached_property
+    def rows(self) -> Rows:
+        return expert_rows(self.spec)
+
+    @cached_property
+    def layer_input(self) -> int:
+        """Bytes of a layer's input, or of its output."""
+        return sharded_tokens(self.spec) * self.spec.model.hidden_size * self.element
+
+    @cached_property
+    def kept_by_layer(self) -> Mapping[bool, Mapping[Part, int]]:
+        """Activations of a layer and a micro-batch, by whether it has experts."""
+        model = self.spec.model
+        kinds = (*((True,) if model.is_moe else ()), *((False,) if model.has_dense_layers else ()))
+        return {kind: layer_bytes(self.spec, kind) for kind in kinds}
+
+    @cached_property
+    def captured(self) -> frozenset[Part]:
+        parts = {part for kept in self.kept_by_layer.values() for part in kept}
+        return frozenset(parts & self.spec.captured_parts)
+
+    def layer_weights(self, part: Part) -> int:
+        """Bytes of the weights of a layer's part."""
+        for has_experts in self.kept_by_layer:
+            if held := layer_parameters(self.spec.model, self.spec.parallelism, has_experts).get(part):
+                return self.element * (held.dense + held.experts)
+        return 0
+
+
+@dataclass(frozen=True, eq=False)
+class RankLoad:
+    """A rank of stage ``stage``. A pass runs one micro-batch through one chunk of its layers."""
+
+    cell: CellLoad
+    stage: int
+    state: State
+
+    @property
+    def spec(self) -> RunSpec:
+        return self.cell.spec
+
+    @cached_property
+    def between_steps(self) -> int:
+        """Bytes of weights, gradients and optimizer state."""
+        return self.state.weights + self.state.gradients + self.state.optimizer
+
+    @cached_property
+    def is_last(self) -> bool:
+        return self.stage == self.spec.parallelism.pp - 1
+
+    @cached_property
+    def passes(self) -> int:
+        return passes_in_flight(self.spec.parallelism, self.stage, self.spec.num_microbatches)
+
+    @cached_property
+    def layers(self) -> float:
+        """The mean number of layers of a chunk."""
+        return sum(self._layers_by_kind.values()) / self.spec.parallelism.vpp
+
+    @cached_property
+    def layers_with(self) -> Mapping[Part, float]:
+        """The mean number of layers of a chunk with each part."""
+        found: dict[Part, float] = {}
+        for has_experts, kept in self.cell.kept_by_layer.items():
+            if layers := self._layers_by_kind[has_experts]:
+                for part in kept:
+                    found[part] = found.get(part, 0) + layers / self.spec.parallelism.vpp
+        return found
+
+    @cached_property
+    def kept(self) -> Mapping[Part, int]:
+        """Activations of a pass, by part."""
+        total: dict[Part, int] = {}
+        for has_experts, parts in self.cell.kept_by_layer.items():
+            if layers := self._layers_by_kind[has_experts]:
+                for part, kept in parts.items():
+                    total[part] = total.get(part, 0) + kept * layers // self.spec.parallelism.vpp
+        return total
+
+    @cached_property
+    def captured_kept(self) -> int:
+        """Activations of a pass in graphs."""
+        return sum(kept for part, kept in self.kept.items() if part in self.cell.captured)
+
+    @cached_property
+    def captured_weights(self) -> int:
+        """Bytes of a chunk's weights that graphs use."""
+        parts = (part for part in self.layers_with if part in self.cell.captured)
+        return round(sum(self.cell.layer_weights(part) * self.layers_with[part] for part in parts))
+
+    @cached_property
+    def expected_imbalance(self) -> int:
+        """Bytes of all passes beyond those of an even load of experts."""
+        if self.cell.rows.fixed:
+            return 0
+        return round(self.passes * self.kept.get("experts", 0) * (measured.IMBALANCE.value - 1))
+
+    @cached_property
+    def worst_imbalance(self) -> int:
+        """What more it takes than expected if every token of the group chooses experts of this rank, in bytes."""
+        rows = self.cell.rows
+        if rows.fixed or "experts" not in self.kept:
+            return 0
+        more = (rows.worst - rows.mean) * row_bytes(self.spec)
+        return round(self.passes * more * self.layers_with["experts"]) - self.expected_imbalance
+
+    @cached_property
+    def _layers_by_kind(self) -> Mapping[bool, int]:
+        model, layout = self.spec.model, self.spec.parallelism
+        every = model.moe_layer_freq if model.is_moe else 0
+        return _layers_by_kind(model.num_layers, layout.pp, layout.vpp, self.stage, every)
+
+
+@lru_cache(maxsize=256)
+def _layers_by_kind(layers: int, pp: int, vpp: int, stage: int, every: int) -> Mapping[bool, int]:
+    """Return the number of a stage's layers by whether they have experts: ``every`` which layer does, 0 for none."""
+    numbers = [number for part in layers_of(layers, pp, vpp)[stage::pp] for number in part]
+    experts = sum(every > 0 and number % every == 0 for number in numbers)
+    return {True: experts, False: len(numbers) - experts}

@@ -1,0 +1,43 @@
+"""Print the forecast of a cell's GPU memory, term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analysis.memory.forecast import RankForecast
+from analysis.memory.term import Held, Term, total
+from launch.common.text import align, size
+
+GROUPS: dict[Held, str] = {
+    "allocated": "tensors, which torch counts as allocated",
+    "pool": "in graph pools beside them",
+    "cached": "in blocks that torch's allocator keeps, and gives back before memory runs out",
+    "outside": "outside of the allocator",
+}
+RELIABILITY = "How far forecasts were off: docs/results/forecast/report.md"
+
+
+def print_memory(label: str, ranks: Sequence[RankForecast]) -> None:
+    """Print the terms of the fullest rank in its fullest phase, then its other phases and the other ranks."""
+    rank = max(ranks, key=lambda rank: rank.peak)
+    place = f"a rank of pipeline stage {rank.stage + 1} of {len(ranks)}" if len(ranks) > 1 else "a rank"
+    print(f"{label}: {size(rank.peak)} of GPU memory on {place}, in phase {rank.fullest_phase}")
+    terms = rank.phases[rank.fullest_phase]
+    lines = iter(align([_row(term) for term in terms]))
+    printed = dict(zip(map(id, terms), lines, strict=True))
+    for held, heading in GROUPS.items():
+        if group := [term for term in terms if term.held == held]:
+            print(f"\n{heading}: {size(total(group))}", *(f"  {printed[id(term)]}" for term in group), sep="\n")
+    print(f"\nleast memory that it needs: {size(rank.needed)}")
+    rows = [["phase", "allocated", "GPU memory"]]
+    rows += [[phase, size(rank.allocated(phase)), size(rank.device(phase))] for phase in rank.phases]
+    print("", *align(rows), sep="\n")
+    if len(ranks) > 1:
+        print("\nby pipeline stage:", ", ".join(size(each.peak) for each in ranks))
+    if rank.worst_imbalance:
+        print(f"\nif every token of its group chose experts of this rank: {size(rank.worst_imbalance)} more")
+    print(f"\n{RELIABILITY}")
+
+
+def _row(term: Term) -> list[str]:
+    return [term.name, f"{size(term.bytes):>10}", term.formula, f"[{term.source}]"]
