@@ -43,8 +43,14 @@ page.
 ## Measured steps
 
 A run's steps are its warm-up (`cuda_graph.warmup_steps`), one step for the capture, two to settle, and the measured rest.
-The eager baseline is measured over the same steps. CUDA graphs with packed sequences and `full_iteration` on megatron are
-allowed: Megatron Bridge's guide names that combination as a solution, and a run shows whether it works.
+The eager baseline is measured over the same steps.
+
+## Packed sequences
+
+Engine megatron packs no documents, so `megatron.packed_sequences` refuses such cells, eager ones too. Engine torch_native trains them
+eager, or with graphs that leave attention out. Megatron-Core 0.16 and 0.19 both refuse to capture packed attention by
+`transformer_engine`, and both take router scopes. Megatron Bridge's guide advises a graph of the whole step instead. No run here has
+shown that.
 """
 SUPPORT_PREAMBLE = """\
 ## What each engine supports

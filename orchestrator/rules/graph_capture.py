@@ -16,6 +16,10 @@ ROUTERS_ALONE = (
     "cuda_graph.scope=[attn, moe_router]"
 )
 
+PACKED_ROUTERS = (
+    "engine=torch_native and cuda_graph.impl=transformer_engine and cuda_graph.scope=[moe_router, moe_preprocess]"
+)
+
 
 def _captures_experts(spec: RunSpec) -> bool:
     # torch_compile leaves experts between its graphs where they wait for the host.
@@ -46,6 +50,11 @@ def _preprocessing_waits(spec: RunSpec) -> bool:
     model = spec.model
     drops = model.is_moe and model.moe_expert_capacity_factor is not None and not _is_drop_and_pad(model)
     return "moe_preprocess" in spec.cuda_graph.scope and spec.parallelism.dispatcher == "alltoall" and drops
+
+
+def _captures_packed_attention(spec: RunSpec) -> bool:
+    graph = spec.cuda_graph
+    return spec.data.packed_sequences and graph.implementation.takes_scope and "attention" in spec.captured_parts
 
 
 def _registered_segments(spec: RunSpec) -> list[str]:
@@ -88,15 +97,26 @@ RULES: tuple[Rule, ...] = (
         fix="Set moe_pad_expert_input_to_capacity, or leave moe_expert_capacity_factor out, or capture no moe_preprocess.",
         source=f"{CONFIG}:1772; {MCORE}transformer/moe/token_dispatcher.py:512",
     ),
-    Rule(
+    MegatronRule(
         "capture.packed_sequences", ("data.packed_sequences", *GRAPH),
+        "a graph of attention takes tensors alone, and boundaries of packed sequences are no tensor",
+        lambda spec: spec.cuda_graph.impl == "transformer_engine" and _captures_packed_attention(spec),
+        fix=f"Set data.packed_sequences=false, or {PACKED_ROUTERS}.",
+        source=f"{MCORE}transformer/transformer_layer.py:1020; megatron-core 0.19.2 transformer/transformer_layer.py:1224",
+    ),
+    MegatronRule(
+        "capture.packed_local", ("data.packed_sequences", *GRAPH),
+        "a local graph is replayed with as many boundaries, and sequences as long, as it was captured with",
+        lambda spec: spec.cuda_graph.impl == "local" and _captures_packed_attention(spec),
+        fix=f"Set data.packed_sequences=false, or {PACKED_ROUTERS}.",
+        source=f"{MCORE}transformer/cuda_graphs.py:1273, :1291",
+    ),
+    NativeRule(
+        "capture.native_packed_attention", ("data.packed_sequences", *GRAPH),
         "packed sequences need attention outside the graphs, since their boundaries have no fixed shape",
-        lambda spec: spec.data.packed_sequences
-        and spec.cuda_graph.implementation.takes_scope
-        and "attention" in spec.captured_parts,
-        fix="Set data.packed_sequences to false, or leave attention out: [moe_router, moe_preprocess], or [mlp] where layers "
-        "are dense.",
-        source=f"{MCORE}transformer/transformer_layer.py:1020 (TE), transformer/cuda_graphs.py:243 (local)",
+        _captures_packed_attention,
+        fix="Set data.packed_sequences=false, or cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.scope=[mlp].",
+        source="torch.cuda.graph: a replay repeats the shapes of the capture",
     ),
     NativeRule(
         "capture.native_packed_whole_model", ("data.packed_sequences", "cuda_graph.impl"),

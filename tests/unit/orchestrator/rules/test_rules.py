@@ -116,8 +116,11 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     "capture.packed_sequences": (
         graphed(TE, data=PACKED, **M),
         graphed(TE, "attn", data=PACKED, **M),
-        graphed("local", "attn", data=PACKED, **M),
+    ),
+    "capture.packed_local": (graphed("local", "attn", data=PACKED, **M),),
+    "capture.native_packed_attention": (
         graphed("torch", "attn", data=PACKED),
+        graphed(TE, data=PACKED),
     ),
     "capture.native_packed_whole_model": (
         graphed("full_iteration", data=PACKED),
