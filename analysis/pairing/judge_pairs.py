@@ -154,7 +154,7 @@ def _eager_curves(pairs: Sequence[Pair], complete: Mapping[int, Steps]) -> Curve
 def _other_attempts(
     pairs: Sequence[Pair], baseline: EagerBaseline, curves: Sequence[Steps], margins: Margins
 ) -> _OtherAttempts:
-    """Compare attempts other than those of ``pairs`` with the eager ``curves``. Pairs judge their own flaky graphed attempts."""
+    """Compare attempts other than those of ``pairs`` with eager ``curves``. Pairs judge their own flaky graphed attempts."""
     digests, first = pairs[0].attempts[1].digests, _first_compared(pairs)
     used = {run.repeat: run.attempt for run in baseline.runs} | {pair.repeat: pair.attempts[0] for pair in pairs}
     unequal: tuple[dict[str, Steps], dict[str, Steps]] = ({}, {})

@@ -1,1 +1,1 @@
-"""The report of a sweep: md, html, json, parquet, png."""
+"""The report of a sweep: Markdown, HTML, JSON, Parquet and PNG files."""

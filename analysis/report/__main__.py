@@ -12,7 +12,7 @@ from launch.contract.paths import SweepPaths
 
 
 def main(arguments: list[str]) -> int:
-    """Return 1 if the report could not be written, whatever its verdicts."""
+    """Write the report and return 0, whatever its verdicts, or 1 if it could not be written."""
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m analysis.report SWEEP_FOLDER\n")
         return 1
@@ -31,6 +31,6 @@ def _describe(error: OSError | RecordError) -> str:
 
 
 if __name__ == "__main__":
-    # Looking for cycles among records, which have none, takes a tenth of the time.
+    # Records form no reference cycles. Searching them for cycles would take a tenth of the time.
     gc.set_threshold(100_000)
     sys.exit(main(sys.argv[1:]))

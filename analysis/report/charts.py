@@ -1,4 +1,4 @@
-"""The data of a workload's charts. analysis/report/plots.py draws them as PNG, page.js in a browser."""
+"""The data of a workload's charts. analysis/report/plots.py draws them as PNG files, and page.js draws them in a browser."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from launch.contract.records.events import PHASES
 
 Kind = Literal["loss", "grad_norm", "step_time", "gpu_step", "memory"]
 MAXIMUM_CELLS = 6
-"""Graphed cells in one picture; more would hide one another."""
+"""The most graphed cells in one picture. More would hide each other."""
 MAXIMUM_POINTS = 2000
-"""Of a line: see :func:`thin_out`."""
+"""The most points of a line, approximately (see :func:`thin_out`)."""
 MAXIMUM_BARS = 40
-"""Cells in the picture of speed-ups."""
+"""The most cells in the picture of speed-ups."""
 SPEED_COLOURS = {"FASTER": 3, "NEUTRAL": 0, "INCONCLUSIVE": 5, "SLOWER": 2}
 FAILING = 7
 """The colour of cells that do not pass."""
 PARTS = ("state", "activations", "graph pool", "outside", "in all")
 EAGER = 0
-"""The colour of eager cells; graphed ones have 1 and up."""
+"""The colour of eager cells. Graphed cells have 1 and above."""
 AXES: dict[Metric, tuple[str, str]] = {
     "loss": ("loss (nats per token)", "|difference| (nats)"),
     "grad_norm": ("gradient norm", "|difference| / eager"),
 }
-"""Labels of the values and of the differences."""
+"""The axis labels of the values and of their differences."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One run's curve, or a difference, by step. Both arrays have shape (points,), and ``y`` may hold NaN and infinity."""
+    """One run's curve, or a difference, by step. Both arrays have shape (points,). ``y`` may contain NaN and infinity."""
 
     label: str
     colour: int
@@ -51,9 +51,12 @@ class Line:
 
 @dataclass(frozen=True)
 class CurveChart:
-    """A metric of all runs of a workload, and |graphed - eager| pair by pair: in nats for the loss, relative to eager's
-    for the gradient norm. ``noise_floor`` is the largest difference between eager repeats, ``capture`` the first step that
-    captured, ``steps`` the number of steps of the longest run."""
+    """A metric of all runs of a workload, and |graphed - eager| of each pair.
+
+    Differences are in nats for the loss, and relative to the eager value for the gradient norm. ``noise_floor`` is the largest
+    difference of eager repeats from the first one. ``capture`` is the first step that captured. ``steps`` is the number of
+    steps of the longest run.
+    """
 
     metric: Metric
     axes: tuple[str, str]
@@ -87,7 +90,7 @@ class TimeChart:
 
 @dataclass(frozen=True)
 class Bars:
-    """Memory of a cell by column, in GiB; None where it recorded none. Each bar stands on its floor."""
+    """Memory of a cell by column, in GiB, None if not recorded. ``floors`` has the lower end of each bar."""
 
     label: str
     colour: int
@@ -97,7 +100,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class MemoryChart:
-    """The parts of the memory as a waterfall, or where they are unknown its peaks by phase."""
+    """The parts of the memory as a waterfall, or its peaks by phase if the parts are unknown."""
 
     unit: str
     columns: tuple[str, ...]
@@ -106,7 +109,7 @@ class MemoryChart:
 
 @dataclass(frozen=True)
 class Strip:
-    """The last traced step of a cell's rank 0: the share of each of its equal parts in which the GPU worked."""
+    """The last traced step of a cell's rank 0. ``busy`` has the busy share of the GPU in each of its equal parts."""
 
     label: str
     colour: int
@@ -122,7 +125,7 @@ class StripChart:
 
 @dataclass(frozen=True)
 class SpeedBar:
-    """A cell's speed-up with its interval, None for one pair, and its upper bound, None where unknown. ``label`` is the verdict."""
+    """A cell's speed-up with its interval (None for one pair) and upper bound (None if unknown). ``label`` is the verdict."""
 
     label: str
     colour: int
@@ -135,7 +138,7 @@ class SpeedBar:
 
 @dataclass(frozen=True)
 class SpeedChart:
-    """The axis ends at ``right``, which may cut wide intervals off."""
+    """Speed-ups by cell. The axis ends at ``right``, which may cut off wide intervals."""
 
     unit: str
     bars: tuple[SpeedBar, ...]
@@ -144,13 +147,14 @@ class SpeedChart:
 
 Chart = CurveChart | TimeChart | MemoryChart | SpeedChart | StripChart
 Colours = dict[str, int]
-"""By cell id."""
+"""Colours by cell id."""
 
 
 def charts_of(results: Sequence[CellResult], margins: Margins) -> dict[Kind, Chart]:
-    """Return the charts of one workload, without the kinds that have no data, and without curves that are all equal.
+    """Return the charts of one workload, without kinds that have no data. There are no curves if all pairs are BITWISE.
 
-    ``results`` holds the eager cell and at most :data:`MAXIMUM_CELLS` graphed ones, with their steps.
+    ``results`` has the eager cell and the graphed cells, with their steps. At most :data:`MAXIMUM_CELLS` graphed cells are
+    drawn.
     """
     results = _of_one_version(results)
     graphed = [result.cell.cell_id for result in results if result.cell.graphed][:MAXIMUM_CELLS]
@@ -169,14 +173,14 @@ def charts_of(results: Sequence[CellResult], margins: Margins) -> dict[Kind, Cha
 
 
 def all_bitwise(results: Sequence[CellResult]) -> bool:
-    """Return whether all pairs of a workload are BITWISE, and every graphed cell has one."""
+    """Return whether every graphed cell of a workload has pairs and all of them are BITWISE."""
     graphed = [result for result in results if result.cell.graphed]
     pairs = [pair for result in graphed for pair in result.pairs]
     return all(result.pairs for result in graphed) and {pair.verdict.verdict for pair in pairs} == {"BITWISE"}
 
 
 def speed_chart(results: Sequence[CellResult]) -> SpeedChart | None:
-    """Return the speed-ups of graphed cells, or None if none was timed. A cell that does not pass has its loss verdict."""
+    """Return the speed-ups of graphed cells, or None if none was timed. A cell that does not pass shows its loss verdict."""
     timed = [(result, result.speed.speedup) for result in results if result.speed.speedup and result.verdict]
     bars = []
     for result, speed in timed[:MAXIMUM_BARS]:
@@ -194,7 +198,7 @@ def speed_chart(results: Sequence[CellResult]) -> SpeedChart | None:
 
 
 def _upper_bound(result: CellResult) -> float | None:
-    """Return the largest speed-up that graphs of the baseline's kernels can reach; None if unknown."""
+    """Return the largest speed-up that graphs can reach with the baseline's kernels, or None if unknown."""
     bound = result.speed.bound
     if bound is None or bound.eager is None or bound.bound == "other kernels":
         return None
@@ -202,7 +206,7 @@ def _upper_bound(result: CellResult) -> float | None:
 
 
 def drawn_repeats(results: Sequence[CellResult]) -> Sequence[int]:
-    """Return the repeats of one version of code, libraries and data: the most that share one, or else the last."""
+    """Return the largest set of repeats with the same code, libraries and data; of equally large sets, the last."""
     versions: dict[int, set[Digests]] = {}
     for run in (run for result in results for run in result.runs if run.attempt):
         versions.setdefault(run.repeat, set()).add(run.attempt.digests if run.attempt else ())
@@ -225,7 +229,7 @@ def _of_one_version(results: Sequence[CellResult]) -> list[CellResult]:
 
 
 def _steps(result: CellResult) -> list[tuple[int, Steps]]:
-    """Return each repeat with its steps, without runs that left none."""
+    """Return each repeat with its steps, without runs that have none."""
     ended = ((run.repeat, run.attempt.steps) for run in result.runs if run.attempt is not None and not run.perturbed)
     return [(repeat, steps) for repeat, steps in ended if len(steps)]
 
@@ -255,8 +259,10 @@ def _line(result: CellResult, colours: Colours, repeat: int, step: Integers, y: 
 
 
 def thin_out(step: Integers, y: Floats) -> tuple[Integers, Floats]:
-    """Keep at most about :data:`MAXIMUM_POINTS` points of a curve: the smallest and largest value of each short interval, both
-    ends, and each value that is not finite."""
+    """Thin a curve out to about :data:`MAXIMUM_POINTS` points.
+
+    Keep the first, smallest and largest value of each short interval, both ends, and each value that is not finite.
+    """
     if len(y) <= MAXIMUM_POINTS:
         return step, y
     stretches = np.array_split(np.arange(len(y)), MAXIMUM_POINTS // 2)
@@ -275,7 +281,7 @@ def _differences(result: CellResult, colours: Colours, metric: Metric) -> Iterat
 
 
 def _difference(eager: Steps, graphed: Steps, metric: Metric) -> tuple[Integers, Floats]:
-    """Steps that both recorded and their difference; infinity where a side is not finite."""
+    """Return the steps that both runs recorded and their differences, infinite if a value is not finite."""
     step, left, right = np.intersect1d(eager.step, graphed.step, return_indices=True)
     before, after = eager.of(metric)[left], graphed.of(metric)[right]
     with np.errstate(all="ignore"):
@@ -286,7 +292,7 @@ def _difference(eager: Steps, graphed: Steps, metric: Metric) -> tuple[Integers,
 
 
 def _noise_floor(cells: Sequence[CellResult], metric: Metric) -> Line | None:
-    """Return the largest difference of eager repeats from the first of them, by step."""
+    """Return the largest difference of eager repeats from the first one, by step."""
     for runs in (_steps(result) for result in cells if not result.cell.graphed):
         if len(runs) < 2:
             continue
@@ -298,7 +304,8 @@ def _noise_floor(cells: Sequence[CellResult], metric: Metric) -> Line | None:
     return None
 
 
-# --- step times, traced steps, memory ---------------------------------------------------------------------------------------------
+# --- step times, traced steps, memory
+# ---------------------------------------------------------------------------------------------
 
 
 def _times(cells: Sequence[CellResult], colours: Colours) -> TimeChart | None:
@@ -326,7 +333,7 @@ def _percentiles(times: Floats) -> tuple[float, float, float, float, float]:
 
 
 def _strips(cells: Sequence[CellResult], colours: Colours) -> StripChart | None:
-    """Return the traced step of each cell's first run that has one, where an eager cell and a graphed one do."""
+    """Return each cell's traced step, from its first run that has one. Return None unless eager and graphed cells have one."""
     strips = []
     for result in cells:
         step = next(

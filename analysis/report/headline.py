@@ -1,4 +1,4 @@
-"""The sentence of a report that people repeat: whether to turn graphs on, with which figures, and what does not pass."""
+"""The headline of a report: whether to turn graphs on, with which figures, and what does not pass."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ AGREEMENT: Mapping[VerdictName, str] = {
     STEP_CHECKED: "equivalent in its checked steps (noise hides the curves)",
 }
 DECIDED = ("DIVERGED", "out of memory", "ended CAPTURE_FAILED", "failed as expected")
-"""States that more runs do not change."""
+"""States that more runs cannot change."""
 OUT_OF_MEMORY: OutcomeName = "CUDA_OOM"
 
 
 def headline(results: Sequence[CellResult]) -> str:
-    """Decide what to say of a sweep, and claim no more than the verdicts do. Return "" if no graphed cell was to run.
+    """Return the headline of a sweep, which claims no more than the verdicts do; "" if no graphed cell was to run.
 
-    Of a sweep with GPUs it speaks of the cells on GPUs alone: a CPU shows nothing about CUDA graphs.
+    If the sweep has cells on GPUs, the headline covers only these, because a CPU shows nothing about CUDA graphs.
     """
     ran = [result for result in results if result.cell.state == "run"]
     ran = [result for result in ran if result.on_gpu] or ran
@@ -70,7 +70,7 @@ def _faster(
     eager: Mapping[str, CellResult],
     ran: Sequence[CellResult],
 ) -> tuple[str, str] | None:
-    """Return the decision if a cell that passes is FASTER. The family's intervals hold all at once, so one may be picked."""
+    """Return the decision if a passing cell is FASTER, else None. The intervals hold for all cells at once, so pick the best."""
     faster = [(result, speed) for result, speed in _timed(sound) if speed.verdict == "FASTER"]
     if not faster:
         return None
@@ -103,7 +103,7 @@ def _none_is_faster(sound: Sequence[CellResult], decided: bool, ran: Sequence[Ce
 
 
 def _timed(sound: Sequence[CellResult]) -> list[tuple[CellResult, Speed]]:
-    """Return the cells with a speed-up that nothing makes doubtful."""
+    """Return the cells with a speed-up and no timing doubt."""
     return [(r, r.speed.speedup) for r in sound if r.speed.speedup and not r.speed.timing_doubt]
 
 
@@ -126,7 +126,7 @@ def gib(value: int) -> str:
 
 
 def over_steps(result: CellResult) -> str:
-    """Return over how few steps a cell passes: equality needs no minimum, so a low number is shown."""
+    """Return the number of compared steps in words if it is below the minimum of EQUIVALENT, which BITWISE does not need."""
     steps = result.compared_steps
     return f" over {count('step', steps)} only" if steps < MINIMUM_STEPS else ""
 
@@ -147,7 +147,7 @@ def _memory(eager: CellResult | None, graphed: CellResult) -> str:
 
 
 def _ties(result: CellResult, ran: Sequence[CellResult]) -> str:
-    """Return which cells of its task are tied with a cell that is the fastest of it."""
+    """Describe the cells that are tied with ``result`` if it is the fastest of its task; return "" without any."""
     rankings = [ranking for ranking in rank(ran) if ranking.best.label == result.cell.label]
     tied = {cell.label for ranking in rankings for cell in ranking.cells if cell.statistically_tied}
     eager = tied & {each.cell.label for each in ran if not each.cell.graphed}

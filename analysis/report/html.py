@@ -1,7 +1,7 @@
-"""The report as one HTML file: the markdown's text, with interactive charts in place of its pictures.
+"""The report as one HTML file: the Markdown text, with interactive charts instead of pictures.
 
-It is rendered from the markdown, so both have the same content. It loads nothing from the network. Its
-Content-Security-Policy lets a browser run its own script and nothing else, whatever a record holds.
+It is rendered from the Markdown, so both have the same content. It loads nothing from the network. Its Content-Security-Policy
+lets a browser run only the page's own script, whatever a record contains.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ _ASSETS = Path(__file__).parent
 
 
 def page(markdown: str, charts: Mapping[str, Chart]) -> str:
-    """Return the whole file. ``charts`` are keyed by the image that each replaces. Any other image appears as its text, since
-    an image would be fetched."""
+    """Return the whole file. The keys of ``charts`` are the images that they replace.
+
+    Any other image appears as its text, because a browser would fetch an image.
+    """
     reader = MarkdownIt("commonmark", {"html": True}).enable("table")
     reader.renderer = _Renderer(charts)
     tokens = reader.parse(markdown)
@@ -48,7 +50,7 @@ def page(markdown: str, charts: Mapping[str, Chart]) -> str:
 
 
 def _contents(tokens: Sequence[Token]) -> str:
-    """Return links to the sections, and give each section the id to link to."""
+    """Return links to the sections, and set the id of each section."""
     links: list[str] = []
     for place, token in enumerate(tokens):
         if token.type == "heading_open" and token.tag == "h2":
@@ -62,7 +64,7 @@ def _digest(text: str) -> str:
 
 
 class _Renderer(RendererHTML):
-    """Renders charts in place of images, tables that scroll on their own, and of HTML nothing but folds."""
+    """Render charts instead of images, and tables that scroll on their own. Escape all HTML except folds."""
 
     def __init__(self, charts: Mapping[str, Chart]) -> None:
         super().__init__()
@@ -74,7 +76,7 @@ class _Renderer(RendererHTML):
         chart = self._charts.get(str(token.attrs.get("src", "")))
         if chart is None:
             return title
-        # The escape keeps a record from ending the script element.
+        # This escape prevents a record from closing the script element.
         data = dumps(_data(chart)).replace("<", "\\u003c")
         return f'<figure><figcaption>{title}</figcaption><script type="application/json">{data}</script></figure>'
 
@@ -105,14 +107,16 @@ KINDS = {CurveChart: "curves", TimeChart: "times", MemoryChart: "memory", SpeedC
 
 
 def _data(chart: Chart) -> dict[str, Any]:
-    """Return what page.js draws."""
+    """Return the JSON content of ``chart`` that page.js draws."""
     thinned = isinstance(chart, CurveChart) and chart.thinned
     return {"kind": KINDS[type(chart)], "thinned": thinned, **_plain(chart)}
 
 
 def _plain(value: Any) -> Any:
-    """Return dataclasses, tuples and arrays as plain values. Numbers have nine digits, which hold any float32, and are None
-    where they are not finite."""
+    """Return dataclasses, tuples and arrays as plain JSON values.
+
+    Numbers are rounded to nine digits, enough for any float32. Numbers that are not finite become None.
+    """
     if isinstance(value, float):
         return float(f"{value:.9g}") if math.isfinite(value) else None
     if isinstance(value, (tuple, np.ndarray)):

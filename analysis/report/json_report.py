@@ -2,11 +2,13 @@
 
     {"format": 2, "sweep": name, "recipe_file": name,
      "exit_code": 0 | 2 | 3 | 4,
-     "summary": {"headline", "notes": [text], "text": both, "verdicts": {verdict: cells}, "cells": {state: cells}, "unexpected": cells, "unfinished_runs",
+     "summary": {"headline", "notes": [text], "text": both, "verdicts": {verdict: cells}, "cells": {state: cells}, "unexpected":
+     cells, "unfinished_runs",
                  "unvalidated": why no graphed cell has a verdict},
      "margins": {"loss": nats, "grad_norm": relative},
      "cells": [one object per cell of the plan that ran or was to run, in the plan's order:
-        {"cell_id", "label", "name": short, as in report.md, "workload_id", "task_id", "impl", "scope", "effective_scope", "device",
+        {"cell_id", "label", "name": short, as in report.md, "workload_id", "task_id", "impl", "scope", "effective_scope",
+        "device",
          "expect": {"outcome", "phase"}, "outcome", "unexpected", "unsound_records": [text], "flaky_attempts": [text],
          "uncompared_attempts": [text],
          "unfinished", "seconds": how long the attempts that count ran,
@@ -47,13 +49,14 @@
                   where eager and graphed are null for times and rates of a CPU,
      "memory_risks": [{"graphs", "fitting", "out_of_memory": [label]}],
      "failure_modes": [{"name", "ending", "message", "fix", "graphed": [label], "eager": [label]}],
-     "plots": {"drawn": {workload, or "sweep": [files]}, "undrawn": {file: reason}, "left_out_workloads": [...], "left_out_cells": [...]},
-     "wandb": {"urls": {run id, or "analysis": url}, "offline": [run id]},
-     "notes": {message: runs}, "provenance": {key: [[value, runs], ...]}, "recipe": YAML}
+     "plots": {"drawn": {workload, or "sweep": [files]}, "undrawn": {file: reason}, "left_out_workloads": [...],
+     "left_out_cells": [...]}, "wandb": {"urls": {run id, or "analysis": url}, "offline": [run id]}, "notes": {message: runs},
+     "provenance": {key: [[value, runs], ...]}, "recipe": YAML}
 
-VERDICT is {"verdict", "reason", "fix", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}, "noisy", "needed_run"} with the
-fields of analysis.verdict.verdict.Verdict. FLOOR is {"repeats", "loss", "grad_norm"}. THROTTLED is {"most": {reason:
-[share, rank]}, "seen": [reason], "unknown": [text], "power_limits": [watts], "sm_mhz": null | [lowest, highest], "slowed"}.
+VERDICT is {"verdict", "reason", "fix", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}, "noisy",
+"needed_run"} with the fields of analysis.verdict.verdict.Verdict. FLOOR is {"repeats", "loss", "grad_norm"}. THROTTLED is
+{"most": {reason: [share, rank]}, "seen": [reason], "unknown": [text], "power_limits": [watts], "sm_mhz": null | [lowest,
+highest], "slowed"}.
 """
 
 from __future__ import annotations
@@ -85,14 +88,14 @@ KEYS = {
     "off_counts": "outliers_kept",
     "break_even_steps": "break_even_step",
 }
-"""Fields of dataclasses whose keys have another name."""
+"""Keys of report.json that differ from the names of dataclass fields."""
 CPU_MEANINGLESS = tuple(
     f"{side}_{figure}" for side in ("eager", "graphed") for figure in ("ms", "tokens_per_second", "tflops")
 )
 
 
 def report_to_json(report: ReportData) -> dict[str, Any]:
-    """Return report.json as plain values, with its long lists "cells" and "not_run" as iterators."""
+    """Return report.json as plain values. Its long lists "cells" and "not_run" are iterators."""
     plan, results = report.sweep.plan, report.sweep.results
     attempts = attempts_of(run for result in results for run in result.runs)
     return {
@@ -120,7 +123,7 @@ def report_to_json(report: ReportData) -> dict[str, Any]:
 
 
 def summary_to_json(report: ReportData) -> dict[str, Any]:
-    """Return summary.json: what a terminal shows of report.json, short however large the sweep is."""
+    """Return summary.json: the part of report.json that a terminal shows. It is short however large the sweep is."""
     return {
         "format": FORMAT,
         "sweep": report.sweep.plan.name,
@@ -143,7 +146,7 @@ def to_json(value: Any) -> Any:
 
 
 def _pick(value: Any, *names: str) -> dict[str, Any]:
-    """Return the named fields and properties of a dataclass, as :func:`to_json` does."""
+    """Return the named fields and properties of a dataclass, converted by :func:`to_json`."""
     return {name: to_json(getattr(value, name)) for name in names}
 
 
@@ -200,7 +203,7 @@ def _speed(result: CellResult) -> Any:
     content = to_json(result.speed.speedup)
     if not result.on_gpu:
         content = _without(content, *CPU_MEANINGLESS)
-    # A cell that computes something else is neither faster nor slower.
+    # A cell that does not pass may compute something else, so it is neither faster nor slower.
     return content if result.passes else {**content, "verdict": None}
 
 

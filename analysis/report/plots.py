@@ -1,7 +1,7 @@
-"""Draws the charts of a workload as PNG: loss and gradient norm with their differences, step times, memory by phase.
+"""Draw the charts of a workload as PNG: loss and gradient norm with their differences, step times, memory by phase.
 
-The same records give the same bytes: no date, no software version, no setting of the reader's own matplotlib.
-The colours are Okabe and Ito's (jfly.uni-koeln.de/color), which people with colour blindness can tell apart.
+The same records give the same bytes: the files contain no date or software version, and ignore the user's matplotlib settings.
+The colours are Okabe and Ito's (jfly.uni-koeln.de/color), which people with colour blindness can distinguish.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from analysis.records.steps import Floats, Metric
 from analysis.report.charts import EAGER, Chart, CurveChart, Line, MemoryChart, SpeedChart, StripChart, TimeChart
 
 COLOURS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#b2182b")
-"""Eager's, then graphed cells', then that of what is wrong."""
+"""The colour of eager cells, then those of graphed cells. The last one marks faults."""
 BAD_COLOUR = COLOURS[-1]
 TITLES: dict[Metric, str] = {"loss": "Loss", "grad_norm": "Gradient norm"}
 STYLE: dict[Any, Any] = {
@@ -29,7 +29,7 @@ STYLE: dict[Any, Any] = {
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    # At this height without a look at all labels, which takes a third of the time. There are none above.
+    # A fixed height. To find it, matplotlib would measure all labels, which takes a third of the time.
     "axes.titley": 1.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -154,7 +154,7 @@ def _draw_margin_and_floor(axes: Axes, chart: CurveChart) -> None:
     axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
     axes.set_ylim(-0.2 * threshold, 10.0 ** np.ceil(np.log10(largest * 2)))
     axes.set_yticks(_decades(threshold, largest))
-    # Powers as mathematical text take a tenth of the drawing.
+    # To typeset powers of ten would take a tenth of the drawing time.
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     _legend(axes, "Difference, pair by pair")

@@ -1,4 +1,4 @@
-"""Everything that the files of a report are rendered from."""
+"""The data from which all files of a report are rendered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_sweep import SweepResults
 
 SWEEP = "sweep"
-"""The key of the plots of a whole sweep, in place of a workload's."""
+"""The key of the plots of a whole sweep. Other plots have a workload's id."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ReportData:
 
     @property
     def shown(self) -> tuple[CellResult, ...]:
-        """The cells that tables hold."""
+        """The cells that tables show."""
         return self.selection.shown
 
 
@@ -44,7 +44,7 @@ def report_data(sweep: SweepResults) -> ReportData:
 
 
 def _named(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
-    """Give each cell that ran its short name: a letter per workload, and a number that is 0 for the eager cell."""
+    """Return the results with short names for the cells to run: a letter per workload, and a number, 0 for the eager cell."""
     numbers: dict[str, Iterator[int]] = {}
     named = []
     for result in results:
@@ -57,6 +57,6 @@ def _named(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
 
 
 def _letters(number: int) -> str:
-    """Return "A" for 0, "Z" for 25 and "AA" for 26, as spreadsheets name columns."""
+    """Return "A" for 0, "Z" for 25 and "AA" for 26, like the columns of a spreadsheet."""
     more, last = divmod(number, 26)
     return (_letters(more - 1) if more else "") + chr(ord("A") + last)

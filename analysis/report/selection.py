@@ -1,4 +1,4 @@
-"""Which workloads a report shows and draws. It stays readable however large a sweep is, and the worst news comes first."""
+"""Select the workloads that a report shows and draws, the worst news first, so that the report of a large sweep is readable."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from analysis.verdict.verdict import VERDICTS
 
 MAXIMUM_WORKLOADS = 12
 MAXIMUM_ROWS = 200
-"""Cells in a table; report.json has all."""
+"""The most cells in a table. report.json has all cells."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """``shown`` are the cells in tables, in the plan's order. ``drawn`` holds the eager cell and the graphed cells to draw,
-    by workload id. The rest are labels of what the plots leave out."""
+    """The cells that a report shows.
+
+    ``shown`` has the cells in tables, in the plan's order. ``drawn`` has the eager and the graphed cells to draw, by workload
+    id. The other fields have the labels of workloads and cells that plots leave out.
+    """
 
     shown: tuple[CellResult, ...]
     drawn: dict[str, tuple[CellResult, ...]]
@@ -55,7 +58,7 @@ def _by_severity(results: Sequence[CellResult]) -> dict[str, list[CellResult]]:
 
 
 def _first_cells(workloads: Mapping[str, Sequence[CellResult]]) -> set[str]:
-    """Return the ids of the cells that a table holds: whole workloads, unless the first alone is too large."""
+    """Return the ids of the cells in a table: whole workloads, unless the first one alone is too large."""
     shown: list[str] = []
     for cells in workloads.values():
         if shown and len(shown) + len(cells) > MAXIMUM_ROWS:

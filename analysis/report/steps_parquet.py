@@ -1,4 +1,4 @@
-"""Writes every step of every run as one tidy table, for analyses that the report does not have."""
+"""Write every step of every run as one table, for analyses that the report does not have."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ SCHEMA = pa.schema(
 )  # fmt: skip
 STEP_COLUMNS = tuple(field.name for field in fields(Steps))
 ROWS = 1 << 14
-"""The rows that begin a row group: few enough for memory, enough to keep the file's footer short."""
+"""The least rows of a row group: few enough for memory, and enough to keep the file's footer short."""
 
 
 @contextmanager
 def steps_writer(file: BinaryIO) -> Iterator[Callable[[Records], None]]:
-    """Give a function that appends the steps of records to steps.parquet: a row per step of each run's attempt that counts.
-    The same records in the same order give the same bytes."""
+    """Yield a function that appends the steps of records to steps.parquet.
+
+    There is one row for each step of each run's attempt that counts. The same records in the same order give the same bytes.
+    """
     group: list[tuple[dict[str, Any], Steps]] = []
 
     def write_group(least_rows: int) -> None:
@@ -55,11 +57,11 @@ def steps_writer(file: BinaryIO) -> Iterator[Callable[[Records], None]]:
 
 
 def _table(group: Sequence[tuple[dict[str, Any], Steps]]) -> pa.Table:
-    """Return the steps of all runs in ``group``, each row with the origin of its run."""
+    """Return the steps of all runs in ``group``. Each row has the origin of its run."""
     of_row = np.repeat(np.arange(len(group)), [len(steps) for _, steps in group])
     origins = pd.DataFrame([origin for origin, _ in group])
     columns = {name: pa.array(origins[name], SCHEMA.field(name).type).take(of_row) for name in origins}
-    # Not through a DataFrame, whose NaN would become a missing value.
+    # A DataFrame would turn NaN into a missing value.
     for name in STEP_COLUMNS:
         columns[name] = pa.array(np.concatenate([getattr(steps, name) for _, steps in group]))
     return pa.Table.from_pydict(

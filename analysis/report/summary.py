@@ -1,4 +1,4 @@
-"""The result of a sweep: the headline, then what else to know in a few sentences, the worst news first."""
+"""The result of a sweep: the headline, then a few sentences with the rest, the worst news first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import RESULTS_INTACT
 
 MAXIMUM_NAMES = 3
-"""How many cells a sentence names before it counts the rest."""
+"""The number of cells that a sentence names before it counts the rest."""
 BOTTLENECKS: dict[Bound, str] = {
     "device": "the GPU",
     "communication": "communication, or a wait for another rank,",
@@ -30,15 +30,15 @@ Detail = Callable[[CellResult], str]
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts of a sweep's cells, and the same in sentences."""
+    """Counts of a sweep's cells, and the result in sentences."""
 
     verdicts: dict[VerdictName, int]
     cells: dict[str, int]
-    """How many cells ran, were rejected, or cannot run on this host: keys are launch.contract.plan.CellState."""
+    """The number of cells that ran, were rejected, or cannot run on this host, by launch.contract.plan.CellState."""
     unexpected: int
     unfinished_runs: int
     unvalidated: str
-    """Why nothing was validated; empty if a graphed cell ran."""
+    """Why nothing was validated; empty if a graphed cell was to run."""
     exit_code: ExitCode
     headline: str
     notes: tuple[str, ...]
@@ -80,7 +80,7 @@ def _notes(results: Sequence[CellResult], decision: str) -> Iterator[str]:
 
 
 def _describe_unvalidated(results: Sequence[CellResult]) -> str:
-    """Describe why no graphed cell has a verdict; return "" if one has, or failed as the recipe expects."""
+    """Describe why no graphed cell has a verdict; return "" if one has a verdict or failed as the recipe expects."""
     graphed = [result for result in results if result.cell.graphed]
     if any(result.validated for result in graphed):
         return ""
@@ -91,7 +91,7 @@ def _describe_unvalidated(results: Sequence[CellResult]) -> str:
 
 
 def _bad_news(ran: Sequence[CellResult], noun: str, predicate: str, detail: Detail) -> str:
-    """Return "**2 cells PREDICATE**: `a` (detail); `b` (detail).", or nothing if no cell has a detail."""
+    """Return "**2 cells PREDICATE**: `a` (detail); `b` (detail).", or "" if no cell has a detail."""
     names = [f"`{result.cell.label}` ({text})" for result in ran if (text := detail(result))]
     return f"**{count(noun, len(names))} {predicate}**: {first_names(names, MAXIMUM_NAMES)}." if names else ""
 
@@ -124,8 +124,9 @@ PROBLEMS: tuple[tuple[str, str, Detail], ...] = (
     ("graphed cell", "UNFINISHED", _reason_of("UNFINISHED")),
     ("graphed cell", "INCONCLUSIVE", _reason_of("INCONCLUSIVE")),
 )
-"""What keeps cells from passing, the worst first: the noun, the predicate, and what to say of a cell, or nothing."""
-# A graphed cell that does not pass has no speed to doubt. A slow eager cell makes its graphed cells look fast.
+"""Problems that keep cells from passing, the worst first: noun, predicate, and a function of a cell that returns the detail or
+""."""
+# Only a passing graphed cell has a speed that may be doubtful. A slow eager cell makes its graphed cells look fast.
 DOUBTS: tuple[tuple[str, str, Detail], ...] = (
     ("eager cell", "cannot be as fast as timed", lambda r: "" if r.cell.graphed else r.speed.timing_doubt),
     ("graphed cell", "cannot be as fast as timed", lambda r: r.speed.timing_doubt if r.passes else ""),
@@ -139,7 +140,7 @@ def _expected_failures(ran: Sequence[CellResult]) -> str:
 
 
 def _undecided_speed(ran: Sequence[CellResult]) -> str:
-    """Return what a speed verdict lacks, for the cell that measured the largest speed-up, if no cell is FASTER."""
+    """If no cell is FASTER, return what the undecided cell with the largest measured speed-up lacks for a verdict."""
     timed = [(result.speed.speedup, result) for result in ran if result.passes and not result.speed.timing_doubt]
     unsure = [(speed, result) for speed, result in timed if speed and speed.verdict == "INCONCLUSIVE"]
     if not unsure or any(speed and speed.verdict == "FASTER" for speed, _ in timed):
@@ -149,13 +150,13 @@ def _undecided_speed(ran: Sequence[CellResult]) -> str:
 
 
 def _not_ranked(ran: Sequence[CellResult]) -> str:
-    # A graphed cell that passes trains what its eager baseline does.
+    # A graphed cell that passes trains the same model as its eager baseline.
     reasons = {result.cell.cell_id: why for result, why in diverging_cells(ran) if not result.cell.graphed}
     return _bad_news(ran, "eager cell", "left out of the ranking", lambda r: reasons.get(r.cell.cell_id, ""))
 
 
 def _fastest(ran: Sequence[CellResult], decision: str) -> str:
-    """Name the fastest cell of each task with more cells than one and its eager baseline, unless the ``decision`` names it."""
+    """Name the fastest cell of each task with more than two ranked cells, unless the ``decision`` names all of them."""
     rankings = [ranking for ranking in rank(ran) if len(ranking.cells) > 2]
     if all(f"`{ranking.best.label}`" in decision for ranking in rankings):
         return ""
@@ -168,8 +169,10 @@ def _fastest(ran: Sequence[CellResult], decision: str) -> str:
 
 
 def _nearest(ran: Sequence[CellResult]) -> str:
-    """Compare the best passing cell with its baseline's computing time, which no graph of the same kernels can beat. Kernels
-    that communicate also wait, so their time is no bound."""
+    """Compare the best passing cell with its baseline's computing time, which no graph of the same kernels can beat.
+
+    Communication kernels also wait, so their time is no bound.
+    """
     bounds = [(r.speed.bound, r.cell.label) for r in ran if r.passes and not _either_slowed(r)]
     cells = [
         (bound.times_computing, label, bound.bound)

@@ -1,9 +1,9 @@
-"""Writes the report of a sweep: markdown and HTML for people, JSON and a table of all steps for programs, pictures for both.
+"""Write the report of a sweep: Markdown and HTML for people, JSON and a table of all steps for programs, pictures for both.
 
     python -m analysis.report sweeps/tiny_moe
 
-It reads only records, and the same records give the same bytes: no date, no host name of the reader, no absolute path.
-analysis/report/json_report.py describes report.json. Memory holds the steps of one workload at a time.
+It reads only records. The same records give the same bytes, because the report contains no date, host name or absolute path of
+the reader. analysis/report/json_report.py describes report.json. Memory holds the steps of one workload at a time.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from launch.contract.plan import read_plan
 from launch.contract.records.digest import digest_records
 
 LOCK_SECONDS = 1800.0
-"""How long a report waits for another process that writes one of the same sweep."""
+"""How long to wait for another process that writes a report of the same sweep."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The judged cells, and where their report is."""
+    """The judged cells, and the paths of their report."""
 
     results: tuple[CellResult, ...]
     exit_code: int
@@ -47,8 +47,8 @@ def write_report(sweep: SweepPaths) -> Report:
     """Write <sweep>/report/report.md, report.html, report.json, summary.json, steps.parquet and plots/*.png.
 
     Raises:
-        FileNotFoundError: the folder holds no plan.
-        RecordError: its plan is not JSON.
+        FileNotFoundError: the folder has no plan.
+        RecordError: its plan is damaged, or of another version.
         TimeoutError: another process has been writing the report for too long.
     """
     with Lock.acquire(sweep.report_lock, LOCK_SECONDS):
@@ -57,7 +57,7 @@ def write_report(sweep: SweepPaths) -> Report:
 
 def _write_files(sweep: SweepPaths) -> Report:
     folder = sweep.report
-    # What changes from here on makes this report stale.
+    # Any change of the records from here on makes this report stale.
     records = digest_records(sweep, read_plan(sweep).cell_of_run())
     with atomic_open(folder / "steps.parquet") as file, steps_writer(file) as write_steps:
         data = report_data(judge_sweep(sweep, write_steps))
@@ -89,22 +89,22 @@ def _charts(sweep: SweepPaths, data: ReportData) -> dict[str, dict[str, Chart]]:
 
 
 def _write_plots(folder: Path, charts: Mapping[str, Chart]) -> dict[str, str]:
-    """Draw ``charts`` one at a time, and delete other plots. Return why charts could not be drawn, by file."""
+    """Draw ``charts`` one at a time, and delete other plots. Return the reasons why charts could not be drawn, by file."""
     # Imported late: matplotlib takes memory that the judging needs.
     from analysis.report.plots import draw
 
     undrawn: dict[str, str] = {}
-    # The collector need not look at what was judged, a picture at a time.
+    # Judged cells need no collection, so keep the collector from scanning them after each picture.
     gc.freeze()
     for file, chart in charts.items():
         try:
             picture = draw(chart)
-        # What matplotlib raises of numbers that no picture can hold, such as a loss of 1e308.
+        # Matplotlib raises these for numbers that it cannot draw, such as a loss of 1e308.
         except (ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
             undrawn[file] = f"{type(error).__name__}: {error}"
         else:
             write_bytes(folder / file, picture)
-        # A figure refers to itself, so only the collector frees it.
+        # A figure is part of a reference cycle, so only the collector frees it.
         gc.collect()
     gc.unfreeze()
     for path in sorted((folder / "plots").glob("*.png")):

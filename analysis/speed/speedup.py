@@ -98,7 +98,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class RatioBounds:
-    """Bounds on the true ratio: ``least`` to ``most`` times the measured one. ``reason`` says why, or is empty without bounds."""
+    """Bounds on the true ratio: ``least`` to ``most`` times the measured one. ``reason`` says why; empty without bounds."""
 
     least: float = 1.0
     most: float = 1.0

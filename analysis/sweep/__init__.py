@@ -1,1 +1,1 @@
-"""What came of a whole sweep, cell by cell and over its cells."""
+"""The results of a whole sweep, cell by cell and over all cells."""

@@ -38,8 +38,8 @@ from launch.contract.spec import RunSpec
 class CellEvidence:
     """The evidence of one cell, without the other cells of its sweep.
 
-    The verdicts of ``result`` rest on the cell's own curves, and it has no speed-up yet. analysis.sweep.judge_cells corrects the
-    verdicts over all cells, and derives the speed-up from the pairs, ``throttle_bounds`` and ``speed_doubt``.
+    The verdicts of ``result`` use only the cell's own curves, and ``result`` has no speed-up yet. analysis.sweep.judge_cells
+    corrects the verdicts over all cells, and derives the speed-up from the pairs, ``throttle_bounds`` and ``speed_doubt``.
     """
 
     result: CellResult
@@ -47,7 +47,7 @@ class CellEvidence:
     speed_doubt: str = ""
 
     def without_records(self) -> CellEvidence:
-        """Return this evidence without the records that the attempts wrote during their run, to free memory."""
+        """Return this evidence without the records that attempts wrote during their runs, to free memory."""
         pairs = (
             replace(p, eager=p.eager and p.eager.without_records(), graphed=p.graphed.without_records())
             for p in self.result.pairs
@@ -57,7 +57,7 @@ class CellEvidence:
 
 
 def collect_evidence(records: Records) -> tuple[CellEvidence, ...]:
-    """Return the evidence of each cell, in the plan's order. Cells that the plan does not run have none."""
+    """Return the evidence of each cell, in the plan's order. It is empty for cells that the plan does not run."""
     eager = {
         cell.workload_id: eager_side(records.runs[cell.cell_id], cell)
         for cell in records.plan.cells

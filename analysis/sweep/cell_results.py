@@ -34,7 +34,7 @@ class PairResult(Pair):
 
 @dataclass(frozen=True)
 class CellSpeed:
-    """A cell's step time and its speed-up over eager. Only GPU cells have throttling, straggler and upper bound."""
+    """A cell's step time and its speed-up over eager. Only GPU cells have a throttling, straggler and upper bound."""
 
     step_time: StepTime | None = None
     speedup: Speed | None = None
@@ -42,12 +42,12 @@ class CellSpeed:
     throttling: Throttling | None = None
     straggler: Straggler | None = None
     timing_doubt: str = ""
-    """Why the step cannot be as short as its measured time."""
+    """Why the step cannot be as short as measured; empty if it can."""
 
 
 @dataclass(frozen=True)
 class CellGraphs:
-    """The weakest proof of replay over all repeats, the cost of the capture, and what step checks found."""
+    """The weakest proof of replay over all repeats, the cost of the capture, and the findings of step checks."""
 
     replay: Replay | None = None
     capture_cost: CaptureCost | None = None
@@ -67,7 +67,8 @@ class CellIntegrity:
     """Problems with a cell's records. A cell with unsound records does not pass.
 
     ``unsound_records`` lists damaged outcomes, and defects in the records of runs that ended well. ``flaky_attempts`` lists
-    other attempts with a different result, ``uncompared_attempts`` those with other code, libraries or data, or damaged records.
+    other attempts with a different result. ``uncompared_attempts`` lists attempts that cannot be compared, because of other
+    code, libraries or data, or damaged records.
     """
 
     unsound_records: tuple[str, ...] = ()
@@ -89,9 +90,9 @@ class CellResult:
     loss: CellLoss = CellLoss()
     integrity: CellIntegrity = CellIntegrity()
     phase_seconds: Mapping[Phase, float] = field(default_factory=dict)
-    """How long rank 0 spent in each phase, over the attempts that count."""
+    """Seconds that rank 0 spent in each phase, over the attempts that count."""
     name: str = ""
-    """Short, within a report: "B2" is the second graphed cell of its second workload, "B0" the eager cell."""
+    """A short name within a report: "B2" is the second graphed cell of the second workload, "B0" its eager cell."""
 
     @property
     def spec(self) -> RunSpec:
@@ -103,7 +104,7 @@ class CellResult:
 
     @property
     def outcome(self) -> str:
-        """Return the outcome of all runs; if they differ, count each: "COMPLETED x1, CUDA_OOM x1"."""
+        """The outcome of all runs, or counts if they differ: "COMPLETED x1, CUDA_OOM x1"."""
         counts = Counter(run.status for run in self.runs)
         if len(counts) <= 1:
             return next(iter(counts), "NOT RUN")
@@ -111,24 +112,24 @@ class CellResult:
 
     @property
     def seconds(self) -> float:
-        """Return how long the attempts that count ran, all repeats together."""
+        """The run time of the attempts that count, summed over repeats."""
         return sum(
             max(run.attempt.outcome.ended - run.attempt.outcome.started, 0.0) for run in self.runs if run.attempt
         )
 
     @property
     def validated(self) -> bool:
-        """Return whether it is a graphed cell with a verdict, or one that failed as the recipe expects."""
+        """Whether the plan runs this cell and it is graphed, so that it has a verdict or fails as the recipe expects."""
         return self.cell.graphed and self.cell.state == "run"
 
     @property
     def unfinished(self) -> bool:
-        """Return whether the plan runs this cell and some run has no outcome yet."""
+        """Whether the plan runs this cell and some run has no outcome yet."""
         return self.cell.state == "run" and (not self.runs or any(run.attempt is None for run in self.runs))
 
     @property
     def unexpected(self) -> bool:
-        """Return whether the outcome of some run differs from the one that the recipe expects."""
+        """Whether the outcome of some run differs from the one that the recipe expects."""
         return any(run.attempt and not run.attempt.outcome.matches(self.cell.expect) for run in self.runs)
 
     @property
@@ -137,16 +138,16 @@ class CellResult:
 
     @property
     def name_with_verdict(self) -> str:
-        """Return the short name, with a verdict that does not pass."""
+        """The short name, followed by the verdict if it does not pass."""
         return self.name + ("" if self.passes or not self.verdict else f" (**{self.verdict.verdict}**)")
 
     @property
     def compared_steps(self) -> int:
-        """Return the number of compared steps in the repeat with the fewest, or 0."""
+        """The number of compared steps in the repeat with the fewest, or 0."""
         return min((pair.verdict.evidence.steps for pair in self.pairs if pair.verdict.evidence), default=0)
 
     @property
     def max_loss_difference(self) -> float | None:
-        """Return the largest loss difference of any repeat from the mean of its eager runs, in nats; None if unknown."""
+        """The largest loss difference of any repeat from the mean of its eager runs, in nats; None if unknown."""
         verdicts = [*([self.verdict] if self.verdict else []), *(pair.verdict for pair in self.pairs)]
         return max((v.evidence.max_loss_difference for v in verdicts if v.evidence), default=None)

@@ -12,7 +12,7 @@ from launch.contract.exit_codes import ExitCode
 def exit_code(results: Sequence[CellResult]) -> ExitCode:
     """Return 0 for a pass, 3 for a failure that more runs cannot change, 2 for runs without an outcome, 4 for inconclusive.
 
-    Cells that are rejected, or cannot run on this host, do not count as failures.
+    Rejected cells, and cells that cannot run on this host, do not count as failures.
     """
     verdicts = {result.verdict.verdict for result in results if result.verdict}
     if verdicts & {"DIVERGED", "INCOMPARABLE"} or any(

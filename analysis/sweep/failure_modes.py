@@ -1,4 +1,4 @@
-"""Group the failures of a sweep by kind: rejections before any GPU is used, and failures of runs."""
+"""Group the failures of a sweep by kind: cells that rules rejected before they ran, and failures of runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from launch.contract.outcomes import Outcome
 class FailureMode:
     """One kind of failure. ``name`` is a rule's id or a failure class.
 
-    ``ending`` is such as "CUDA_OOM in capture" or "rejected by a rule". ``graphed`` and ``eager`` are the labels of the
-    affected cells. ``message`` and ``remedy`` are those of the first.
+    ``ending`` says how it ended, such as "CUDA_OOM in capture" or "rejected by a rule". ``graphed`` and ``eager`` are the
+    labels of the affected cells. ``message`` and ``remedy`` are those of the first cell.
     """
 
     name: str
@@ -26,7 +26,7 @@ class FailureMode:
 
 
 def failure_modes(results: Sequence[CellResult]) -> tuple[FailureMode, ...]:
-    """Return failures of runs, the most frequent first, then rejections. Keep the plan's order among equals."""
+    """Return failures of runs, the most frequent first, then rejections. Equally frequent ones keep the plan's order."""
     failed: dict[tuple[str, str], list[tuple[CellResult, str, str]]] = {}
     rejected: dict[tuple[str, str], list[tuple[CellResult, str, str]]] = {}
     for result in results:
@@ -39,7 +39,7 @@ def failure_modes(results: Sequence[CellResult]) -> tuple[FailureMode, ...]:
 
 
 def _failures(result: CellResult) -> list[tuple[tuple[str, str], Outcome]]:
-    """Return one outcome of each kind, so that a cell that fails alike in several repeats counts once."""
+    """Return one outcome of each kind, so a cell that fails in the same way in several repeats counts once."""
     outcomes: dict[tuple[str, str], Outcome] = {}
     for run in result.runs:
         if run.attempt is not None and not run.attempt.outcome.results_intact:

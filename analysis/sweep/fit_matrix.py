@@ -1,7 +1,7 @@
-"""Show how graphs change whether a run fits into memory: the outcome of the eager baseline by that of the graphed cell.
+"""Show how graphs change whether a run fits into memory: a matrix of the eager baseline's outcome by the graphed cell's.
 
-The phase separates kinds of out-of-memory errors. Before the capture a graphed run is eager, at the capture graphs allocate
-their memory, and during replay they keep it.
+The phase distinguishes out-of-memory errors. Before the capture a graphed run is eager. At the capture graphs allocate their
+memory. During replay they keep it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ EAGER_OOM, BEFORE, AT_CAPTURE, AT_REPLAY, HOST_OOM = (
     "OOM", "OOM before capture", "OOM at capture", "OOM at replay", "host OOM",
 )  # fmt: skip
 STATES = (FITS, NOT_ENDED, HOST_OOM, AT_REPLAY, AT_CAPTURE, BEFORE, EAGER_OOM)
-"""States by rising severity for memory. Outcomes with other names rank just before ``HOST_OOM``."""
+"""States in order of rising severity for memory. All other outcomes rank just before ``HOST_OOM``."""
 BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
 
 
 @dataclass(frozen=True)
 class OutcomeMatrix:
-    """Labels of graphed cells by (eager state, graphed state). Both axes have only states that occur."""
+    """Labels of graphed cells by (eager state, graphed state). The axes contain only states that occur."""
 
     eager: tuple[str, ...]
     graphed: tuple[str, ...]
@@ -33,7 +33,7 @@ class OutcomeMatrix:
 
 
 def outcome_matrix(results: Sequence[CellResult]) -> OutcomeMatrix:
-    """Return the matrix of the graphed cells that the plan runs. Nothing is known of the memory of runs made elsewhere."""
+    """Return the matrix of the graphed cells that the plan runs, without runs made elsewhere, whose memory is unknown."""
     ran = [result for result in results if result.cell.state == "run" and not result.spec.made_elsewhere]
     eager = {result.cell.workload_id: state_of(result) for result in ran if not result.cell.graphed}
     labels: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -45,12 +45,12 @@ def outcome_matrix(results: Sequence[CellResult]) -> OutcomeMatrix:
 
 
 def state_of(result: CellResult) -> str:
-    """Return the state of the cell's runs; if they differ, the most severe one for memory."""
+    """Return the state of the cell's runs, or the most severe one for memory if they differ."""
     return max((_state(run, result.cell.graphed) for run in result.runs), key=_weight, default=NOT_ENDED)
 
 
 def states_of(result: CellResult) -> str:
-    """Describe the state; if runs differ, add how many have it, as in "OOM at capture (1 of 2 runs)"."""
+    """Describe the state. If runs differ, add how many have it: "OOM at capture (1 of 2 runs)"."""
     counts = Counter(_state(run, result.cell.graphed) for run in result.runs)
     state = state_of(result)
     return state if len(counts) < 2 else f"{state} ({counts[state]} of {len(result.runs)} runs)"

@@ -13,9 +13,9 @@ from analysis.sweep.cell_results import CellResult
 
 @dataclass(frozen=True)
 class HostContention:
-    """How much other allocations of the sweep overlap with the timed runs on the host of rank 0.
+    """How much other allocations of the sweep overlap with the timed runs on their hosts.
 
-    Each number is a share of the time of these runs, from 0 to 1.
+    Each number is a share of the timed runs' total time, from 0 to 1.
     """
 
     eager: float
@@ -49,12 +49,12 @@ class _Hosts:
                 self._attempts.setdefault(host, []).append(attempt)
 
     def shared_seconds(self, attempt: Attempt) -> float:
-        """Return how many seconds of ``attempt`` overlap with at least one attempt of another allocation."""
+        """Return the seconds of ``attempt`` that overlap with at least one attempt of another allocation on its hosts."""
         end = attempt.outcome.ended
         total, until = 0.0, attempt.outcome.started
         for other in merge(*self._candidates(attempt), key=_start):
             if until >= end:
-                # Of thousands of attempts at once the first few cover it.
+                # If thousands of attempts overlap, the first few already cover all of this one.
                 break
             if other.outcome.ended > until and other.outcome.allocation != attempt.outcome.allocation:
                 first, last = max(until, other.outcome.started), min(end, other.outcome.ended)
@@ -62,7 +62,7 @@ class _Hosts:
         return total
 
     def _candidates(self, attempt: Attempt) -> Iterator[Sequence[Attempt]]:
-        """Yield the attempts on each of its hosts that can overlap with ``attempt``, by start time."""
+        """Yield for each host of ``attempt`` the attempts that may overlap with it, by start time."""
         for host in _hosts_of(attempt):
             attempts = self._attempts[host]
             first = bisect_left(attempts, attempt.outcome.started - self._longest, key=_start)

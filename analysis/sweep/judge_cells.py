@@ -20,8 +20,8 @@ _SEVERAL_VERSIONS = "its repeats ran different code, libraries or data: run all 
 def judge_cells(evidence: Sequence[CellEvidence]) -> tuple[CellResult, ...]:
     """Judge the cells of a sweep, with a correction for multiple tests.
 
-    The verdicts form one family of tests, the speed-ups of passing cells another. With more tests, each needs stronger
-    evidence.
+    The verdicts form one family of tests, and the speed-ups of passing cells form another. In a larger family, each test needs
+    stronger evidence.
     """
     alone = [cell.result.verdict for cell in evidence]
     decided = iter(judge_family([verdict for verdict in alone if verdict]))
@@ -40,7 +40,7 @@ def compare_cells(records: Records) -> tuple[CellResult, ...]:
 
 
 def _speedups(evidence: Sequence[CellEvidence], verdicts: Sequence[Verdict | None]) -> list[Speed | None]:
-    """Return the speed-up of each cell. Those of passing cells are corrected as one family of tests."""
+    """Return the speed-up of each cell. The speed-ups of passing cells are corrected as one family of tests."""
     own = [_speedup(cell) for cell in evidence]
     timed = [
         place
@@ -70,9 +70,10 @@ def _result(cell: CellEvidence, verdict: Verdict | None, speedup: Speed | None) 
 
 
 def _pair_verdict(own: Verdict, alone: Verdict | None, final: Verdict | None) -> Verdict:
-    """Return a pair's ``own`` verdict; return the cell's ``final`` one if the family or step checks changed it.
+    """Return a pair's ``own`` verdict, or the cell's ``final`` one if the family correction or step checks changed it.
 
-    ``alone`` is the cell's verdict before that. A pair that decides by itself keeps its verdict, unless a step check has a fault.
+    ``alone`` is the cell's verdict before that change. A pair that decides by itself keeps its verdict, unless a step check
+    found a fault.
     """
     if final is None or final is alone:
         return own

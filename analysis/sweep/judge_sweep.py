@@ -1,4 +1,4 @@
-"""Judge a sweep workload by workload, so that only the steps of one workload are in memory."""
+"""Judge a sweep one workload at a time, so that memory holds only the steps of one workload."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from launch.contract.plan import Cell, Plan, read_plan
 
 @dataclass(frozen=True)
 class SweepResults:
-    """The results of a sweep: one for each cell, in the plan's order. Their attempts no longer hold steps."""
+    """The results of a sweep, one for each cell, in the plan's order. Their attempts no longer contain steps."""
 
     plan: Plan
     results: tuple[CellResult, ...]
     trained: tuple[tuple[Trained, ...], ...]
-    """The eager cells of each task that more than one eager cell has run."""
+    """For each task with more than one eager cell that ran, these eager cells."""
 
 
 def judge_sweep(sweep: SweepPaths, see: Callable[[Records], None] = lambda records: None) -> SweepResults:
@@ -31,8 +31,8 @@ def judge_sweep(sweep: SweepPaths, see: Callable[[Records], None] = lambda recor
     Cell labels in the results are safe for every format of the report.
 
     Raises:
-        FileNotFoundError: the folder holds no plan.
-        RecordError: the plan is not JSON.
+        FileNotFoundError: the folder has no plan.
+        RecordError: the plan is damaged, or of another version.
     """
     recorded, tasks = read_plan(sweep), TaskComparison()
     plan = replace(recorded, cells=tuple(replace(cell, label=code_name(cell.label)) for cell in recorded.cells))
@@ -58,7 +58,7 @@ def judge_workload(sweep: SweepPaths, plan: Plan, workload_id: str) -> tuple[Cel
 
 
 def _workloads(cells: Iterable[Cell]) -> Iterator[tuple[Cell, ...]]:
-    """Group cells by workload, in the plan's order, with the workloads of one task next to each other."""
+    """Group cells by workload, in the plan's order. Workloads of one task follow each other."""
     tasks: dict[str, dict[str, list[Cell]]] = {}
     for cell in cells:
         tasks.setdefault(cell.task_id, {}).setdefault(cell.workload_id, []).append(cell)

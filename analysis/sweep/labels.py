@@ -1,4 +1,4 @@
-"""Describe a cell's model, layout and machine in a few words, as people label a measurement."""
+"""Describe a cell's model, layout and machine in a few words, for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEGREES = ("tp", "pp", "vpp", "ep", "etp", "cp", "dp")
 
 
 def model_words(spec: RunSpec) -> str:
-    """Return the preset's name, else the main sizes of the model. Of a user's program only its name is known."""
+    """Return the name of the preset, or the main sizes of the model. For a user's program, return the program's name."""
     model = spec.model
     if spec.engine == "command":
         return program_name(spec.command)
@@ -24,7 +24,7 @@ def model_words(spec: RunSpec) -> str:
 
 
 def layout_words(layout: Parallelism) -> str:
-    """Return the parallel degrees above 1, as in "TP2 PP2 EP4"; empty on one rank."""
+    """Return the parallel degrees above 1, such as "TP2 PP2 EP4"; empty on one rank."""
     degrees = ((name, getattr(layout, name)) for name in DEGREES)
     return " ".join(f"{name.upper()}{degree}" for name, degree in degrees if degree > 1)
 
@@ -36,8 +36,7 @@ def program_name(command: Command) -> str:
 
 
 def precision_words(spec: RunSpec) -> str:
-    """Return the precision, and the FP8 recipe of matrix products if there is one: "bf16, fp8 (delayed)". Empty for a user's
-    program."""
+    """Return the precision, with the FP8 recipe of matrix products if any: "bf16, fp8 (delayed)". "" for a user's program."""
     training = spec.training
     if spec.engine == "command":
         return ""
@@ -45,7 +44,7 @@ def precision_words(spec: RunSpec) -> str:
 
 
 def task_words(spec: RunSpec) -> str:
-    """Return the model, batch and precision of a task. Its digest covers more settings."""
+    """Return the model, batch and precision of a task, in words. The task's digest covers more settings."""
     training = spec.training
     batch = f"GBS={training.global_batch_size}, {training.sequence_length} tokens, {precision_words(spec)}"
     return model_words(spec) if spec.engine == "command" else f"{model_words(spec)}, {batch}"

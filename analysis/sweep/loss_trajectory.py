@@ -1,9 +1,9 @@
 """Summarize the loss of a cell, to check whether two cells of one task train the same model.
 
-Layouts round differently, and training amplifies the difference with every step. Two bounds apply: a narrow one for the
-first steps, before updates amplify rounding, and a wide one for the mean over the whole run. Rounding moves single steps
-far, but the whole curve little. Both bounds accept the effect of a mere change of kernels on an H200 (0.0011 and 0.072
-nats, and 10.2 in a single step: docs/results/launch_bound).
+Layouts round differently, and training amplifies the difference with every step. So there are two bounds: a narrow one for the
+first steps, before updates amplify rounding, and a wide one for the mean over the whole run. Rounding can move single steps
+far, but moves the mean little. Both bounds accept the effect of other kernels on an H200: 0.0011 and 0.072 nats, with 10.2
+nats in a single step (docs/results/launch_bound).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from analysis.records.run import Attempt
 
 FIRST_STEPS = 2
 FIRST_BOUND = 0.01
-"""The largest difference of a loss of the first steps, in nats: ten times the margin of a graphed run."""
+"""The largest accepted loss difference in the first steps, in nats: ten times the default margin of a graphed run."""
 MEAN_BOUND = 0.5
-"""The largest difference of the mean loss over the run, in nats."""
+"""The largest accepted difference of the mean loss over the run, in nats."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LossTrajectory:
 
 
 def loss_trajectory(attempts: Sequence[Attempt]) -> LossTrajectory | None:
-    """Return the trajectory of the first run that ended well with complete records; None if none has steps."""
+    """Return the trajectory of the first run that ended well with complete records and steps, or None."""
     sound = (a.steps for a in attempts if a.outcome.results_intact and not a.problems and len(a.steps))
     steps = next(sound, None)
     if steps is None:
@@ -43,7 +43,7 @@ def loss_trajectory(attempts: Sequence[Attempt]) -> LossTrajectory | None:
 
 
 def describe_divergence(own: LossTrajectory, other: LossTrajectory) -> str:
-    """Describe how ``own`` differs from ``other`` by more than rounding explains; return "" if it does not."""
+    """Describe a difference between ``own`` and ``other`` that rounding does not explain; return "" if there is none."""
     difference = max((abs(a - b) for a, b in zip(own.first, other.first, strict=False)), default=0.0)
     if not difference <= FIRST_BOUND:
         return f"{difference:.3g} nats apart in the first {FIRST_STEPS} steps"

@@ -1,6 +1,6 @@
 """Measure how each graph configuration changes each metric, relative to the eager baseline.
 
-Only graphed cells with a speed-up and a verdict that passes or is INCONCLUSIVE count: a cell with wrong results is no
+A graphed cell counts only if it has a speed-up, and a verdict that passes or is INCONCLUSIVE: a cell with wrong results is no
 evidence. Out-of-memory errors count over all graphed cells that ended.
 """
 
@@ -20,7 +20,7 @@ ChangedMetric = Literal["step time", "model TFLOP/s/GPU", "memory before capture
 
 @dataclass(frozen=True)
 class CellChange:
-    """The change of a metric in one cell, in ms per step, TFLOP/s per GPU, or bytes.
+    """The values of a metric in one cell, eager and graphed: ms per step, TFLOP/s per GPU, or bytes.
 
     ``sure`` is False if the metric is a speed and the speed verdict is INCONCLUSIVE.
     """
@@ -45,14 +45,14 @@ class MetricChange:
 
     @property
     def span(self) -> tuple[float, float] | None:
-        """Return the smallest and the largest relative change that is sure; None if there is none."""
+        """The smallest and the largest relative change among sure ones; None if there is none."""
         sure = [change.relative for change in self.changes if change.sure]
         return (min(sure), max(sure)) if sure else None
 
 
 @dataclass(frozen=True)
 class MemoryRisk:
-    """Cells of one graph configuration whose eager baseline fits: their number, and which ran out of memory."""
+    """The number of cells of one graph configuration whose eager baseline fits, and those that ran out of memory."""
 
     graphs: str
     fitting: int
@@ -60,7 +60,7 @@ class MemoryRisk:
 
 
 def metric_changes(results: Sequence[CellResult]) -> tuple[MetricChange, ...]:
-    """Return the changes by metric, and for each metric by graph configuration, in the plan's order."""
+    """Return the changes by metric, then by graph configuration in the plan's order."""
     baselines = _baselines(results)
     changes: dict[tuple[ChangedMetric, str], list[CellChange]] = {}
     for result in results:

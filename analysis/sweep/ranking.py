@@ -1,7 +1,7 @@
 """Rank the cells of a task, fastest first: layouts, dispatchers, engines and graph configurations.
 
-Cells of one task compute the same model. They need not share an allocation, so the order is that of absolute step times. Two
-cells of different workloads are statistically tied unless they differ by more than two allocations may. The ranking has eager
+Cells of one task compute the same model. They need not share an allocation, so the order is by absolute step time. Two cells of
+different workloads are statistically tied unless they differ by more than two allocations may differ. The ranking has eager
 cells that ended well and graphed cells that pass, if they train the same model as the task's first cell
 (analysis/sweep/loss_trajectory.py). It lists the other cells with the reason.
 
@@ -29,16 +29,16 @@ from launch.contract.spec import Device, RunSpec
 from launch.contract.spec_ids import LAYOUT_ONLY
 
 ALLOCATION_ALLOWANCE = 0.05
-"""The relative difference of step times that another allocation may cause: other hosts, clocks, temperatures and network
-neighbours. A workload usually has one allocation, so that a sweep cannot estimate it."""
+"""The relative difference of step times that another allocation may cause, by other hosts, clocks, temperatures and network
+neighbours. A workload usually has one allocation, so a sweep cannot estimate this difference."""
 
 Point = tuple[float, float, int]
-"""Step time in milliseconds, peak memory in bytes (infinite where unknown), and ranks."""
+"""Step time in milliseconds, peak memory in bytes (infinite if unknown), and number of ranks."""
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A cell that users may choose. ``settings`` lists those in which it differs from others: "pp=2"."""
+    """A cell that users may choose. ``settings`` lists the settings that differ between the ranked cells, such as "pp=2"."""
 
     label: str
     settings: tuple[str, ...]
@@ -48,10 +48,10 @@ class Ranked:
     """Peak memory in bytes of the rank with the highest peak; None if unknown."""
     on_pareto_front: bool
     statistically_tied: bool
-    """Whether the first cell, if this is another, is not certainly faster.
+    """Whether the first cell is not certainly faster than this other one.
 
-    Cells of one workload are compared by their pairs. Other cells need two runs each, and every run of the first cell must
-    be faster than every run of this one by more than ``ALLOCATION_ALLOWANCE``.
+    Cells of one workload are compared by their pairs. In other cases both cells need two runs, and every run of the first cell
+    must be faster than every run of this one by more than ``ALLOCATION_ALLOWANCE``.
     """
     step: StepTime
     tokens_per_second_per_rank: float
@@ -63,8 +63,8 @@ class Ranked:
 class Ranking:
     """The ranking of one task, fastest first.
 
-    ``machines`` names the fields of the environment in which the ranked runs differ. ``not_ranked`` has the label and the
-    reason of each other cell.
+    ``machines`` lists the fields of the environment in which the ranked runs differ. ``not_ranked`` has the label and the
+    reason of each cell that is not ranked.
     """
 
     task_id: str
@@ -82,12 +82,12 @@ class Ranking:
 
     @property
     def tied(self) -> int:
-        """Return how many cells are statistically tied with the first."""
+        """The number of cells that are statistically tied with the first."""
         return sum(cell.statistically_tied for cell in self.cells)
 
     @property
     def most_of_a_rank(self) -> Ranked:
-        """Return the cell with the most tokens per second per rank."""
+        """The cell with the most tokens per second per rank."""
         return max(self.cells, key=lambda cell: cell.tokens_per_second_per_rank)
 
 
@@ -112,7 +112,7 @@ def rank(results: Sequence[CellResult]) -> tuple[Ranking, ...]:
 
 
 def diverging_cells(results: Sequence[CellResult]) -> tuple[tuple[CellResult, str], ...]:
-    """Return otherwise eligible cells whose loss trajectory differs from the first cell of their task, with the reason."""
+    """Return the eligible cells whose loss trajectory differs from the first cell of their task, with the reason."""
     reasons = (
         (result, _loss_divergence(result, cells))
         for cells in _tasks(results).values()
@@ -178,7 +178,7 @@ def _exclusion(result: CellResult) -> str:
 
 
 def _loss_divergence(result: CellResult, task: Sequence[CellResult]) -> str:
-    """Describe how the loss differs from that of the first eligible cell of the ``task``; return "" if it does not."""
+    """Describe how the loss differs from the loss of the first eligible cell of ``task``; return "" if it does not."""
     first = next((other for other in task if other.loss.trajectory and not _exclusion(other)), result)
     if not (result.loss.trajectory and first.loss.trajectory):
         return ""
@@ -208,8 +208,8 @@ def _ranked(
 def _certainly_faster(first: _Candidate, other: _Candidate, slower: set[str]) -> bool:
     """Return whether ``first`` is certainly faster than ``other``.
 
-    Compare cells of one workload by their pairs, others by absolute step times. ``slower`` has the ids of graphed cells that
-    are slower than ``first`` by their pairs.
+    Compare cells of one workload by their pairs, and other cells by absolute step times. ``slower`` has the ids of graphed
+    cells that are slower than ``first`` by their pairs.
     """
     fast, slow = first.result, other.result
     if fast.cell.workload_id == slow.cell.workload_id and fast.cell.graphed != slow.cell.graphed:
@@ -225,8 +225,8 @@ def _certainly_faster(first: _Candidate, other: _Candidate, slower: set[str]) ->
 def _slower_cells(fast: CellResult, others: Sequence[CellResult]) -> set[str]:
     """Return the ids of graphed cells of the same workload that are slower than the graphed cell ``fast``.
 
-    Compare runs of the same repeat and allocation. Any two of these cells could be compared, so all pairwise comparisons form
-    one family of tests.
+    Compare runs of the same repeat and allocation. Any of these cells could have been the fastest, so all comparisons of two
+    cells form one family of tests.
     """
     neighbours = [other for other in others if other.cell.workload_id == fast.cell.workload_id]
     pairs = {
@@ -252,7 +252,7 @@ def _faster(pairs: Sequence[PairSpeed], family: Family, least: float) -> bool:
 
 
 def _pair_by_repeat(fast: CellResult, slow: CellResult) -> list[PairSpeed]:
-    """Return the speed of ``fast`` relative to ``slow`` for each repeat that both ran in the same allocation."""
+    """Return the speed of ``fast`` relative to ``slow``, for each repeat that both ran in the same allocation."""
     faster, slower = ({pair.repeat: pair.speed for pair in cell.pairs if pair.speed.ratio} for cell in (fast, slow))
     repeats = sorted(
         repeat for repeat in faster if repeat in slower and faster[repeat].allocation == slower[repeat].allocation
@@ -270,9 +270,9 @@ def _settings(spec: RunSpec) -> dict[str, str]:
 
 
 def _front(points: Sequence[Point]) -> set[Point]:
-    """Return the Pareto front: points that no other point dominates."""
+    """Return the Pareto front, the points that no other point dominates."""
     front: list[Point] = []
-    # Points are in order of step time, so a later point never dominates an earlier one.
+    # Points are sorted by step time, so a later point never dominates an earlier one.
     for point in sorted(set(points)):
         if not any(peak <= point[1] and ranks <= point[2] for _, peak, ranks in front):
             front.append(point)

@@ -1,6 +1,6 @@
 """Compare the eager cells of one task: layouts, engines and dispatchers that should train the same model.
 
-There is no verdict. A different order of sums rounds differently, and no margin is calibrated across workloads.
+There is no verdict, because another order of sums rounds differently and no margin is calibrated across workloads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launch.contract.plan import Cell
 
 @dataclass(frozen=True)
 class Trained:
-    """The first run of an eager cell. Differences are from the task's first cell, over the ``steps`` that both have."""
+    """The first run of an eager cell. Differences are from the task's first cell, over the ``steps`` steps that both have."""
 
     label: str
     first_loss: float
@@ -34,7 +34,7 @@ class Trained:
 class TaskComparison:
     """Compare the eager cells of each task with its first one.
 
-    Callers add results task by task, so that only the steps of one cell stay in memory.
+    Callers add cells task by task, so that only the steps of one cell stay in memory.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class TaskComparison:
         self._first: tuple[str, Steps] = "", no_steps()
 
     def add(self, cells: Iterable[tuple[Cell, Sequence[Run]]]) -> None:
-        """Add ``cells`` with their runs, whose attempts must still hold their steps."""
+        """Add ``cells`` with their runs, whose attempts must still contain their steps."""
         for cell, runs in cells:
             attempt = next((run.attempt for run in runs if run.attempt), None)
             if not cell.graphed and attempt is not None and len(attempt.steps):
@@ -56,7 +56,7 @@ class TaskComparison:
 
     @property
     def tasks(self) -> tuple[tuple[Trained, ...], ...]:
-        """Return the eager cells of each task that more than one eager cell has run, in the order of ``add``."""
+        """The eager cells that ran, for each task with more than one, in the order of ``add``."""
         return tuple(tuple(cells) for cells in self._tasks.values() if len(cells) > 1)
 
 

@@ -26,7 +26,7 @@ from analysis.report.sections import (
 )
 
 Section = Callable[[ReportData], list[str]]
-"""Returns blocks of markdown, or none where it has nothing to show. It decides nothing."""
+"""A function that returns blocks of Markdown, or none if there is nothing to show. It makes no decisions."""
 
 SECTIONS: tuple[Section, ...] = (
     summary.render,

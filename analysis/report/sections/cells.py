@@ -1,4 +1,4 @@
-"""How to read the first screen, and the legend of its short names: what each cell is and how it ended."""
+"""How to read the first screen, and a table of its short names: the settings of each cell and how it ended."""
 
 from __future__ import annotations
 

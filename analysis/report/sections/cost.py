@@ -1,4 +1,4 @@
-"""What the sweep cost: the time of its runs on all ranks, and where it went."""
+"""The cost of the sweep: the time of its runs on all ranks, and the phases that took it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _lost(results: Sequence[CellResult], unit: str) -> str:
 
 
 def _between_attempts(results: Sequence[CellResult]) -> float:
-    """Return how long the allocations of all bundles ran no attempt, from the first attempt of each to its last."""
+    """Return the seconds without an attempt, between the first and the last attempt of each allocation, over all of them."""
     allocations: dict[str, list[Outcome]] = {}
     for result in results:
         counted = [run.attempt.outcome for run in result.runs if run.attempt]

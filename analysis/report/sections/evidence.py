@@ -57,7 +57,7 @@ def _pair_row(result: CellResult, pair: PairResult) -> list[str]:
 
 
 def _equal_steps(evidence: CurveEvidence) -> str:
-    """Return how many first steps are equal: graphed to eager, and eager among themselves where those differ."""
+    """Return how many first steps are equal: graphed to eager, and eager runs among themselves if they differ."""
     among_eager = f"; eager runs among themselves {evidence.eager_prefix}"
     equal = f"first {evidence.bitwise_prefix} of {evidence.steps} steps"
     return equal + (among_eager if evidence.eager_prefix < evidence.steps else "")
@@ -76,7 +76,7 @@ def _speed(result: CellResult, pair: PairResult) -> str:
 
 
 def _reasons(shown: Sequence[CellResult]) -> list[str]:
-    """List the reasons of verdicts and the environments' differences, once for all repeats of a cell that share them."""
+    """List the reasons of verdicts and the differences of environments, once for all repeats of a cell that share them."""
     lines = []
     for result in shown:
         repeats: dict[tuple[str, str], list[str]] = {}
@@ -100,7 +100,7 @@ def _pair_reasons(pair: PairResult, result: CellResult) -> Iterator[tuple[str, s
 
 
 def _notes(pair: PairResult) -> str:
-    """Return the graphed run's notes where it diverged, since they may explain it."""
+    """Return the notes of a graphed run that diverged, which may explain why."""
     attempt = pair.graphed.attempt
     if pair.verdict.verdict != "DIVERGED" or attempt is None or not attempt.notes:
         return ""
@@ -108,7 +108,7 @@ def _notes(pair: PairResult) -> str:
 
 
 def _bisect(result: CellResult) -> str:
-    """Return the bisect command where each of several captured parts can be captured alone (docs/bisect.md)."""
+    """Return the bisect command if each of several captured parts can be captured alone (docs/bisect.md), else ""."""
     graph = result.spec.cuda_graph
     has_smaller_sets = len(graph.scope) > 1 and graph.implementation.splits_layers
     if not has_smaller_sets or result.verdict is None or result.verdict.verdict != "DIVERGED":

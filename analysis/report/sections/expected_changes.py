@@ -1,4 +1,4 @@
-"""What to expect of graphs: how each metric changes from eager to graphed."""
+"""How each metric changes from eager to graphed."""
 
 from __future__ import annotations
 

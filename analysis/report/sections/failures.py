@@ -9,7 +9,7 @@ from analysis.sweep.cell_results import CellResult
 from launch.contract.outcomes import Outcome
 
 LONGEST_MESSAGE = 600
-"""Characters of a failure's message that the report shows."""
+"""The number of characters that the report shows of a failure's message."""
 
 
 def render(report: ReportData) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whether cells fit: how graphs change that, peaks by phase, the graph pool and the headroom."""
+"""Memory: which cells fit with and without graphs, peaks by phase, the graph pool and the headroom."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launch.common.text import first_names, size
 from launch.contract.records.events import Phase
 
 MOST_NAMES = 20
-"""Cells in a field of the first table."""
+"""The most cells in a field of the first table."""
 PHASES: tuple[Phase, ...] = ("build", "warmup", "capture", "settle", "measure")
 NOTE = (
     "Figures are the largest of ranks and repeats, in {kind}, at the peak of each phase. Held above eager is the "
@@ -72,7 +72,7 @@ def _row(result: CellResult, memory: CellMemory, on_gpu: bool) -> list[str]:
 
 
 def _parts(result: CellResult, memory: CellMemory) -> list[str]:
-    """Return the parts of the peak. Of a cell that never reached phase measure, only the state is known."""
+    """Return the parts of the peak. For a cell that never reached phase measure, only the state is known."""
     state, parts = _bytes(state_bytes(result.spec) or None), memory.parts
     if parts is None:
         return [result.name, state, *["-"] * (len(PARTS) - 1)]

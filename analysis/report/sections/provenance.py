@@ -22,7 +22,7 @@ def render(report: ReportData) -> list[str]:
 
 
 def _is_told(key: str, values: Sequence[tuple[str, int]]) -> bool:
-    """Whether a row is of use: the hundreds of packages of a user's program are where they differ."""
+    """Return whether to show a row. A user's program has hundreds of packages, of which only differing ones are shown."""
     return not key.startswith("packages.") or len(values) > 1
 
 

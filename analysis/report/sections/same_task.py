@@ -1,4 +1,4 @@
-"""Eager cells that should train the same, side by side."""
+"""Eager cells that should train the same model, side by side."""
 
 from __future__ import annotations
 

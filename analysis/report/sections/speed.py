@@ -1,4 +1,4 @@
-"""How much faster graphed cells are, with what confidence, and which ranks or runs slow them down."""
+"""The speed-ups of graphed cells with their confidence, and the ranks or runs that slow them down."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _gpu_row(result: CellResult, speed: Speed) -> list[str]:
 
 
 def _unlike_repeats(timed: Sequence[CellResult]) -> list[str]:
-    """Name the cells whose figure is a mean over several machines, or over several versions of the software."""
+    """Name the cells whose figures are means over several machines or several versions of the software."""
     cells: dict[tuple[str, ...], list[CellResult]] = {}
     for result in timed:
         if differing := differing_fields([pair.attempts[0].environment for pair in _timed_pairs(result)]):

@@ -1,4 +1,4 @@
-"""Step checks: single steps by replay and by the same code uncaptured."""
+"""Step checks: single steps computed by replay and by the same code uncaptured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first screen: the headline, what else to know, and a row for each graphed cell."""
+"""The first screen: the headline, a row for each graphed cell, and notes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _row(result: CellResult, eager: CellResult | None, on_gpu: bool) -> list[str
 
 
 def _peaks(result: CellResult, eager: CellResult | None) -> str:
-    """Return both peaks. No record holds the peak of a phase that ran out of memory."""
+    """Return both peaks. The peak of a phase that ran out of memory is not recorded."""
     before = gib(eager.memory.peak) if eager and eager.memory and eager.memory.whole else "-"
     after = gib(result.memory.peak) if result.memory and result.memory.whole else "-"
     after = "out of memory" if result.outcome == OUT_OF_MEMORY else after
@@ -44,7 +44,7 @@ def _peaks(result: CellResult, eager: CellResult | None) -> str:
 
 
 def _verdict(result: CellResult) -> str:
-    """Return the verdict, or how the cell ended if that decides."""
+    """Return the verdict, with how the cell ended if it did not end as expected or has no verdict."""
     if result.verdict is None:
         return f"{result.outcome} (as expected)"
     if not result.passes:
@@ -54,7 +54,7 @@ def _verdict(result: CellResult) -> str:
 
 
 def _speedup(result: CellResult) -> str:
-    """Return the speed-up. A cell that computes something else is neither faster nor slower."""
+    """Return the speed-up. A cell that does not pass has no speed verdict."""
     speed = result.speed.speedup
     if speed is None:
         return "-"

@@ -1,4 +1,4 @@
-"""Markdown: tables, list items and code blocks that show any text as text, and differences as figures."""
+"""Markdown: tables, list items and code blocks that show any text literally, and differences as figures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 FOLD, FOLD_END = "<details><summary>How to read this</summary>\n", "</details>\n"
-"""The only HTML in a report. A reader of markdown takes each for a block of its own."""
+"""The only HTML in a report. Markdown parses each as a block of its own."""
 
 
 def how_to_read(*notes: str) -> list[str]:
-    """Return ``notes`` in a fold that a reader opens."""
+    """Return ``notes`` in a fold that readers can open."""
     return [FOLD.strip(), *notes, FOLD_END.strip()]
 
 
@@ -28,7 +28,7 @@ def cell_text(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return ``text`` on one line, with no HTML, no image and no unpaired backquote for a markdown reader."""
+    """Return ``text`` on one line, escaped so that Markdown finds no HTML, image or unpaired backquote in it."""
     line, at, parts = one_line(text), 0, []
     for kept in _KEPT.finditer(line):
         parts += [_escape_markup(line[at : kept.start()]), kept[0]]
@@ -37,7 +37,7 @@ def escape(text: str) -> str:
     return "".join(parts) + rest + "\\" * rest.endswith("\\")
 
 
-# Escapes, and code spans, whose text markdown shows literally (CommonMark 0.31, 6.1).
+# Backslash escapes, and code spans, whose text Markdown shows literally (CommonMark 0.31, 6.1).
 _KEPT = re.compile(r"\\[\\`]|(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)")
 
 
@@ -46,7 +46,7 @@ def _escape_markup(text: str) -> str:
 
 
 def item(text: str) -> str:
-    """Return ``text`` as a list item, whatever character it begins with."""
+    """Return ``text`` as a list item, with its first characters escaped if Markdown would interpret them."""
     return "- " + re.sub(r"^(\d*)([#>+*=~_|\-\[.)])", r"\1\\\2", escape(text))
 
 
@@ -65,7 +65,7 @@ def figure(value: float) -> str:
 
 
 UNCHANGED = 0.01
-"""Relative changes below it count as unchanged."""
+"""Smaller relative changes count as unchanged."""
 
 
 def percent_change(change: float) -> str:
