@@ -85,6 +85,30 @@ def layer_bytes(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
     return kept
 
 
+def recomputed_bytes(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
+    """Return how much less a layer keeps by selective recomputation, by its parts."""
+    model, layout, modules = spec.model, spec.parallelism, spec.training.recomputed
+    element, tokens = BYTES[spec.training.precision], tokens_of(spec)
+    normed = tokens * model.hidden_size * element if "layernorm" in modules else 0
+    softmax = tokens * model.num_attention_heads // layout.tp * FP32 if "core_attn" in modules else 0
+    less: dict[Part, int] = {"attention": normed + softmax}
+    kept = layer_bytes(spec, has_experts)
+    if "mlp" in kept:
+        whole = ("shared_experts" if has_experts else "mlp") in modules
+        less["mlp"] = kept["mlp"] - tokens * model.hidden_size * element if whole else normed
+    if has_experts and "moe" in modules:
+        less |= {
+            "router": kept["router"] - routed_tokens(spec) * model.hidden_size * element,
+            "experts": kept["experts"],
+        }
+    elif has_experts:
+        # torch_native's router keeps a copy in fp32 of its own.
+        less["router"] = normed // layout.tp if spec.engine == "megatron" else 0
+        inner = (tensors_of_width(spec, weighted=True) - 2) * model.moe_ffn_hidden_size // layout.etp * element
+        less["experts"] = expert_rows(spec).mean * inner if "moe_act" in modules else 0
+    return less
+
+
 def row_bytes(spec: RunSpec) -> int:
     """Return what an expert keeps of a row: its input, and tensors of its width."""
     model, element = spec.model, BYTES[spec.training.precision]

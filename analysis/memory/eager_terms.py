@@ -14,6 +14,7 @@ from analysis.memory.term import Term, mib, times_constant, total
 STATE, EAGER = "analysis/memory/static_memory.py", "analysis/memory/eager_terms.py"
 ACTIVATIONS = "analysis/memory/activations.py"
 NATIVE = "launch/engines/torch_native"
+RECOMPUTATION = f"{NATIVE}/layers/recomputation.py"
 NOTHING: frozenset[Part] = frozenset()
 
 
@@ -68,6 +69,8 @@ def _activations(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
         yield Term("expert imbalance", rank.expected_imbalance, "{:.0f} MiB x ({:g} - 1)", values, constant.measured)
     if rank.spec.training.recompute == "full":
         yield _recomputation(rank)
+    elif rank.spec.training.recompute == "selective":
+        yield _selective_recomputation(rank, captured)
 
 
 def _recomputation(rank: RankLoad) -> Term:
@@ -77,7 +80,16 @@ def _recomputation(rank: RankLoad) -> Term:
     stays = min(kept, round(rank.passes * rank.layers * rank.cell.layer_input) + one)
     values = (rank.passes, rank.layers, rank.cell.layer_input, one)
     formula = "{} passes in flight x {:g} layers x {:,} bytes of input and {:,} bytes of one layer stay"
-    return Term("recomputation", stays - kept, formula, values, f"{NATIVE}/decoder.py")
+    return Term("recomputation", stays - kept, formula, values, RECOMPUTATION)
+
+
+def _selective_recomputation(rank: RankLoad, captured: frozenset[Part]) -> Term:
+    """Some modules keep their inputs alone, but for the layer that is computed again."""
+    less = sum(size for part, size in rank.recomputed.items() if part not in captured)
+    one = round(less / rank.layers)
+    formula = "{} passes in flight x {:.0f} MiB of {}, less {:.0f} MiB of one layer"
+    values = (rank.passes, mib(less), ", ".join(sorted(rank.spec.training.recomputed)), mib(one))
+    return Term("recomputation", one - rank.passes * less, formula, values, RECOMPUTATION)
 
 
 def _in_passing(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from analysis.memory import measured_constants as measured
-from analysis.memory.activations import Rows, expert_rows, layer_bytes, row_bytes, sharded_tokens
+from analysis.memory.activations import Rows, expert_rows, layer_bytes, recomputed_bytes, row_bytes, sharded_tokens
 from analysis.memory.static_memory import BYTES, Part, State, layer_parameters
 from launch.contract.pipeline_stages import layers_of
 from launch.contract.spec import Parallelism, RunSpec
@@ -53,6 +53,13 @@ class CellLoad:
         model = self.spec.model
         kinds = (*((True,) if model.is_moe else ()), *((False,) if model.has_dense_layers else ()))
         return {kind: layer_bytes(self.spec, kind) for kind in kinds}
+
+    @cached_property
+    def recomputed_by_layer(self) -> Mapping[bool, Mapping[Part, int]]:
+        """How much less a layer keeps by selective recomputation."""
+        if not self.spec.training.recomputed:
+            return {}
+        return {kind: recomputed_bytes(self.spec, kind) for kind in self.kept_by_layer}
 
     @cached_property
     def captured(self) -> frozenset[Part]:
@@ -109,18 +116,26 @@ class RankLoad:
 
     @cached_property
     def kept(self) -> Mapping[Part, int]:
-        """Activations of a pass, by part."""
+        """Activations of a pass, by part, without recomputation."""
+        return self._of_pass(self.cell.kept_by_layer)
+
+    @cached_property
+    def recomputed(self) -> Mapping[Part, int]:
+        """How much less a pass keeps by selective recomputation, by part."""
+        return self._of_pass(self.cell.recomputed_by_layer)
+
+    def _of_pass(self, by_layer: Mapping[bool, Mapping[Part, int]]) -> Mapping[Part, int]:
         total: dict[Part, int] = {}
-        for has_experts, parts in self.cell.kept_by_layer.items():
+        for has_experts, parts in by_layer.items():
             if layers := self._layers_by_kind[has_experts]:
-                for part, kept in parts.items():
-                    total[part] = total.get(part, 0) + kept * layers // self.spec.parallelism.vpp
+                for part, of_layer in parts.items():
+                    total[part] = total.get(part, 0) + of_layer * layers // self.spec.parallelism.vpp
         return total
 
     @cached_property
     def captured_kept(self) -> int:
         """Activations of a pass in graphs."""
-        return sum(kept for part, kept in self.kept.items() if part in self.cell.captured)
+        return sum(self.kept[part] - self.recomputed.get(part, 0) for part in self.kept if part in self.cell.captured)
 
     @cached_property
     def captured_weights(self) -> int:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from analysis.memory.activations import layer_bytes
+from analysis.memory.activations import layer_bytes, recomputed_bytes
 from analysis.memory.static_memory import MOMENTS, Parameters, bytes_of_stages, stages
 from launch.contract.spec import Model, RunSpec, Training
 from launch.engines.protocol import RankPlace
@@ -100,16 +100,29 @@ class FusedNorm(torch.autograd.Function):
         return (x * scale * weight).to(x.dtype)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_layer_keeps_what_is_forecast(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "recomputed"),
+    [
+        *((name, "") for name in MODELS),
+        ("dense", "core_attn"),
+        ("clamped", "mlp"),
+        ("biases", "moe_act"),
+        ("normed heads", "moe"),
+        ("shared expert", "shared_experts"),
+    ],
+)
+def test_a_layer_keeps_what_is_forecast(name: str, recomputed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> Any:
         return FusedNorm.apply(x, weight)  # type: ignore[no-untyped-call]
 
     monkeypatch.setattr(pointwise, "rms_norm", rms_norm)
     monkeypatch.setattr(pointwise.Elementwise, "rms_norm", staticmethod(rms_norm))
     model, training = MODELS[name], Training(precision="bf16", sequence_length=256)
+    if recomputed:
+        training = replace(training, recompute="selective", recompute_modules=(recomputed,))
     seen = kept_bytes(replace(model, num_layers=2), training) - kept_bytes(model, training)
-    expected = sum(layer_bytes(RunSpec(model=model, training=training), model.is_moe).values())
+    spec = RunSpec(model=model, training=training)
+    expected = sum(layer_bytes(spec, model.is_moe).values()) - sum(recomputed_bytes(spec, model.is_moe).values())
     assert 0.98 * seen < expected <= seen
 
 
