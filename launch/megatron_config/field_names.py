@@ -83,4 +83,5 @@ FIELDS: Mapping[str, str] = {
     "cuda_graph_scope": "cuda_graph.scope",
     "cuda_graph_modules": "cuda_graph.scope",
     "cuda_graph_warmup_steps": "cuda_graph.warmup_steps",
+    "cuda_graph_num_warmup_steps": "cuda_graph.warmup_steps",
 }

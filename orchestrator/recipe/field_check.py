@@ -18,6 +18,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launch.common.redact import is_secret_name
+from launch.megatron_config.absent_fields import absent_field, absent_value
 from launch.megatron_config.field_names import DEPRECATED, FIELDS
 from orchestrator.errors import suggestion
 from orchestrator.recipe.aliases import canonical_place
@@ -169,6 +170,8 @@ class FileSchema:
             return None
         if first in self.top.fields:
             return Flaw(f"{first} is not a mapping", f"write {self.top.describe_type(first)}")
+        if absent := absent_field(canonical_place(name).rpartition(".")[2]):
+            return Flaw(*absent)
         return Flaw("no such field", self._suggest_name(name, first))
 
     def _suggest_name(self, name: str, first: str) -> str:
@@ -224,7 +227,7 @@ def _check_field(source: SourceFields, schema: Schema, key: str, value: Any, pla
     try:
         into[key] = schema.convert(key, value)
     except ValueError as error:
-        source.problem(place, value, str(error), schema.suggest_value(key, value))
+        source.problem(place, value, *(absent_value(key, value) or (str(error), schema.suggest_value(key, value))))
         return
     for index, item, flaw in schema.find_flaws(key, into[key]):
         source.problem(f"{place}{index}", item if index else value, *flaw)

@@ -60,6 +60,26 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:7: foo = 1", "no such field", "known: cluster, command, cuda_graph"),
         ],
     ),
+    "settings that no engine has": (
+        "cfg: {model: {multi_latent_attention: true, kv_lora_rank: 512, mtp_num_layers: 1}}\n"
+        "parallelism: {dispatcher: flex, moe_enable_deepep: true}\nmoe_token_dispatcher_type: flex\n"
+        "training: {enable_autocast: true}\n"
+        "cuda_graph: {num_warmup_iters: 11}\ncuda_graph_share_io_buffers: true\ncuda_graph_use_single_mempool: true\n"
+        "cuda_graph_num_warmup_steps: 3\n",
+        [
+            ("r.yaml:3: model.multi_latent_attention = true", "multi-latent attention", "engine: command (docs/your_own_job.md)"),
+            ("r.yaml:3: model.kv_lora_rank = 512", "multi-latent attention", "engine: command"),
+            ("r.yaml:3: model.mtp_num_layers = 1", "multi-token prediction", "engine: command"),
+            ('r.yaml:4: parallelism.dispatcher = "flex"', "the flex dispatcher", "engine: command"),
+            ("r.yaml:4: parallelism.moe_enable_deepep = true", "the flex dispatcher", "engine: command"),
+            ('r.yaml:5: moe_token_dispatcher_type = "flex"', "no such field", "write parallelism.dispatcher"),
+            ("r.yaml:6: training.enable_autocast = true", "autocasts", "training.precision: bf16"),
+            ("r.yaml:7: cuda_graph.num_warmup_iters = 11", "PyTorch's DDP", "cuda_graph.warmup_steps: 3"),
+            ("r.yaml:8: cuda_graph_share_io_buffers = true", "share buffers by themselves", "leave it out"),
+            ("r.yaml:9: cuda_graph_use_single_mempool = true", "captures training alone", "leave it out"),
+            ("r.yaml:10: cuda_graph_num_warmup_steps = 3", "no such field", "write cuda_graph.warmup_steps"),
+        ],
+    ),
     "wrong types": (
         "training:\n  steps: abc\n  learning_rate: [1]\n  deterministic: 3\n  precision: fp16\n  seed: true\nrepeats: 1.5\n",
         [
