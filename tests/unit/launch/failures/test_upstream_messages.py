@@ -87,3 +87,10 @@ def test_upstream_messages_by_class(message: str, name: str) -> None:
     type_name, _, text = message.partition(": ")
     found = classify(type_name, text, "measure")
     assert found is not None and found.name == name and found.fix
+
+
+def test_a_lack_of_kernels_for_packed_sinks_names_the_release_that_has_one() -> None:
+    """Transformer Engine 2.11 turns all three off (attention/dot_product_attention/utils.py:718), with or without graphs."""
+    said = "Available backends = {FlashAttention=False, FusedAttention=False, UnfusedDotProductAttention=False}"
+    found = classify("ValueError", said, "warmup")
+    assert found is not None and "packed sequences with attention sinks" in found.fix and "2.12" in found.fix
