@@ -19,7 +19,7 @@
          "straggler": null | {"rank", "what": "computing" | "host", "milliseconds", "others_ms", "throttled"},
          "throttling": null | {"own": THROTTLED, "eager": null | THROTTLED},
          "speed": null | {"verdict", "ratio", "low", "high", "own_low", "own_high", "pairs", "steps", "outliers", "settling",
-                          "outliers_kept", "break_even_step", "reason", and on a GPU "eager_ms", "graphed_ms",
+                          "outliers_kept", "break_even_step", "reason", "repeats_to_decide", and on a GPU "eager_ms", "graphed_ms",
                           "eager_tokens_per_second", "graphed_tokens_per_second", "eager_tflops", "graphed_tflops"};
                   the verdict is null for a cell that does not pass. The bounds are null for one pair, for a step that
                   cannot have been so short, and where throttling leaves none. outliers_kept says why outliers count,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from analysis.statistics.student_t import quantile
 
@@ -27,6 +27,8 @@ ALPHA = 0.05
 ALONE, TOGETHER = 0.01, 0.04
 """The shares of ALPHA of the two intervals."""
 MINIMUM_PAIRS = 2
+MOST_PAIRS = 50
+"""No more are advised: noise that needs them is better removed."""
 
 
 @dataclass(frozen=True)
@@ -90,3 +92,17 @@ def interval_of(ratios: Sequence[float], family: Family | None = None) -> Interv
     centre = math.fsum(map(math.log, ratios)) / pairs
     half = (family or Family(1, pairs - 1, deviation, deviation)).half_width(deviation, pairs)
     return math.exp(centre - half), math.exp(centre + half)
+
+
+def pairs_to_narrow(ratios: Sequence[float], half_width: float, family: Family | None = None) -> int | None:
+    """Return how many pairs of the present spread have an interval of at most ``half_width``, in logarithms, on either side.
+
+    Return None above ``MOST_PAIRS``. There are at least two ``ratios``; the other cells of the ``family`` get as many pairs.
+    """
+    present, deviation = len(ratios), math.sqrt(_variance(ratios))
+    known = family or Family(1, present - 1, deviation, deviation)
+    for pairs in range(present + 1, MOST_PAIRS + 1):
+        grown = replace(known, degrees=known.degrees * (pairs - 1) // (present - 1))
+        if grown.half_width(deviation, pairs) <= half_width:
+            return pairs
+    return None

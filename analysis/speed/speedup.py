@@ -22,12 +22,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from analysis.speed.confidence_interval import Family, Interval, interval_of
+from analysis.speed.confidence_interval import MOST_PAIRS, Family, Interval, interval_of, pairs_to_narrow
 from analysis.speed.pair_speed import PairSpeed
 from analysis.speed.trend import HORIZON, later_ratios
 from launch.contract.model_flops import model_flops
@@ -74,6 +74,8 @@ class Speed:
     break_even_steps: int | None
     """The largest of all pairs, or None if graphs save no time in some pair."""
     reason: str
+    repeats_to_decide: int | None
+    """About how many repeats decide on an INCONCLUSIVE cell; None where repeats would not, or too many."""
     eager_ms: float
     graphed_ms: float
     eager_tokens_per_second: float
@@ -116,6 +118,8 @@ class Decision:
     reason: str
     interval: Interval
     own: Interval
+    repeats: int | None = None
+    """How many repeats would decide; None where repeats would not, or too many."""
 
 
 def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: Family | None = None) -> Decision:
@@ -123,7 +127,14 @@ def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: 
     if doubt:
         return Decision("INCONCLUSIVE", doubt, None, None)
     ratios, steps = ratios_of(timed), min(pair.steps for pair in timed)
-    return bounded(Decision(*classify(timed, family), interval_of(ratios, family), interval_of(ratios)), bounds, steps)
+    decision = Decision(*classify(timed, family), interval_of(ratios, family), interval_of(ratios))
+    if bounds.reason:
+        return bounded(decision, bounds, steps)
+    too_wide = steps >= MINIMUM_STEPS and decision.interval and speed_verdict(decision.interval, steps)[1]
+    if not too_wide:
+        return decision
+    repeats = repeats_to_decide(ratios, family)
+    return replace(decision, reason=f"{decision.reason}: {_advise_repeats(repeats)}", repeats=repeats)
 
 
 def bounded(decision: Decision, bounds: RatioBounds, steps: int) -> Decision:
@@ -176,6 +187,7 @@ def cell_speed(
         off_counts=timed[0].off_counts,
         break_even_steps=max(break_even) if len(break_even) == len(timed) else None,
         reason=decision.reason,
+        repeats_to_decide=decision.repeats,
         eager_ms=eager_ms,
         graphed_ms=graphed_ms,
         eager_tokens_per_second=geometric_mean([pair.eager_tokens_per_second for pair in timed]),
@@ -217,10 +229,21 @@ def classify(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[
     if verdict == own:
         return own, ""
     low, high = interval_of(ratios_of(pairs)) or (math.nan, math.nan)
-    return "INCONCLUSIVE", (
-        f"{own} on its own ({low:.3f} to {high:.3f}), but not certain as one of {family.looks} timed cells: more repeats "
-        "narrow the interval"
-    )
+    said = f"{own} on its own ({low:.3f} to {high:.3f}), but not certain as one of {family.looks} timed cells"
+    return "INCONCLUSIVE", said
+
+
+def repeats_to_decide(ratios: Sequence[float], family: Family | None) -> int | None:
+    """Return how many repeats decide on at least two ``ratios``, if more of them spread alike; None for too many."""
+    change = abs(math.log(geometric_mean(ratios)))
+    # Either 1 leaves the interval, or the interval enters the band.
+    return pairs_to_narrow(ratios, max(change, math.log1p(BAND) - change), family)
+
+
+def _advise_repeats(repeats: int | None) -> str:
+    if repeats is None:
+        return f"at this spread even {MOST_PAIRS} repeats would not decide; measure more steps, or on quieter machines"
+    return f"about {repeats} repeats decide if later pairs are like these (repeats={repeats})"
 
 
 def _classify(pairs: Sequence[PairSpeed], family: Family | None) -> tuple[SpeedVerdict, str]:
@@ -323,7 +346,7 @@ def speed_verdict(interval: Interval, steps: int) -> tuple[SpeedVerdict, str]:
     An interval within the band is NEUTRAL. Any other interval that excludes 1 is FASTER or SLOWER.
     """
     if interval is None:
-        return "INCONCLUSIVE", "one pair cannot separate a speed-up from drift over time: give the sweep repeats"
+        return "INCONCLUSIVE", "one pair cannot separate a speed-up from drift over time: set repeats to 2 or more"
     if steps < MINIMUM_STEPS:
         return "INCONCLUSIVE", f"a pair has {steps} steady steps, of at least {MINIMUM_STEPS}: give it more steps"
     low, high = interval
@@ -335,5 +358,5 @@ def speed_verdict(interval: Interval, steps: int) -> tuple[SpeedVerdict, str]:
         return "SLOWER", ""
     return (
         "INCONCLUSIVE",
-        f"the interval {low:.3f} to {high:.3f} includes 1 and extends beyond 1% around it: more repeats narrow it",
+        f"the interval {low:.3f} to {high:.3f} includes 1 and extends beyond 1% around it",
     )

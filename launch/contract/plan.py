@@ -135,6 +135,8 @@ class Plan:
     """The name of the cluster's profile. Records do not contain the profile itself."""
     only: tuple[str, ...] = ()
     """The filters of `--only` as "key=value"; empty if the plan holds all cells of the recipe."""
+    overrides: tuple[str, ...] | None = None
+    """The recipe's overrides on the command line, as "key=value"; None where no recipe plans this sweep again."""
     bundles_if_needed: tuple[PlannedBundle, ...] = ()
     """Bundles that begin only if a verdict needs their runs (analysis.verdict.verdict.Verdict.needed_run)."""
 

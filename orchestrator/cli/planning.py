@@ -59,7 +59,8 @@ def load_cells(
 
 
 def plan_cells(arguments: argparse.Namespace, recipe: Recipe, cells: Sequence[ResolvedCell], target: Target) -> Plan:
-    plan = replace(make_plan(recipe, cells, target), only=tuple(arguments.only))
+    overrides = tuple(sorted(arguments.overrides)) if arguments.verb in ("plan", "sweep") else None
+    plan = replace(make_plan(recipe, cells, target), only=tuple(arguments.only), overrides=overrides)
     check_plan(arguments, plan, target)
     return plan
 

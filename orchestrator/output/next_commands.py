@@ -53,6 +53,19 @@ def cancel_command(sweep: SweepPaths, plan: Plan) -> str:
     return format_command(f"cancel {plan.name}", sweep)
 
 
+def sweep_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:
+    """Return the command that plans ``plan`` again with so many repeats, and keeps the runs that there are."""
+    overrides = [text for text in plan.overrides or () if text.partition("=")[0] != "repeats"]
+    words = [
+        plan.recipe_file,
+        *overrides,
+        f"repeats={repeats}",
+        *(word for one in plan.only for word in ("--only", one)),
+    ]
+    cluster = ["--cluster", plan.cluster] if plan.cluster else []
+    return format_command(f"sweep {shlex.join([*words, *cluster])}", sweep)
+
+
 def format_command(verb: str, sweep: SweepPaths) -> str:
     """Return a whole command line, with --store if the sweep is not in the default store."""
     words = [*_program(), verb]

@@ -10,14 +10,15 @@ from launch.common.atomic_files import number, read_json
 from launch.common.text import align, count
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
+from orchestrator.output.next_commands import sweep_command
 from orchestrator.sweeps.report_process import TRACK_SECONDS, is_tracked
 
 MOST_ROWS = 40
 """Cells that are printed; the report has all."""
 
 
-def print_report(paths: SweepPaths) -> None:
-    """Print the summary, a row for each cell, and the path of the report."""
+def print_report(paths: SweepPaths, plan: Plan) -> None:
+    """Print the summary, a row for each cell, the path of the report, and what adds the repeats that decide on speed."""
     content = read_json(paths.report / "summary.json")
     print(f"\n{content['summary']['text']}\n".replace("`", ""))
     rows: list[tuple[str, ...]] = [
@@ -28,6 +29,9 @@ def print_report(paths: SweepPaths) -> None:
     if content["total_cells"] > MOST_ROWS:
         print(f"... and {content['total_cells'] - MOST_ROWS} more cells in the report")
     print(f"\nreport: {paths.report / 'report.md'}")
+    repeats = max((cell["speed"]["repeats_to_decide"] or 0 for cell in content["cells"] if cell["speed"]), default=0)
+    if repeats and plan.overrides is not None:
+        print(f"to decide on speed: {sweep_command(paths, plan, repeats)}")
 
 
 def print_tracking(plan: Plan) -> None:

@@ -60,12 +60,12 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(written: Path) -> Path:
-    """Return the file that ``written`` names: itself, else the recipe of that bare name in ./recipes or that ships.
+    """Return the file that ``written`` names: itself, else the recipe of that name in ./recipes or that ships.
 
     Raises:
         InputError: there is neither.
     """
-    found = written if os.path.lexists(written) else find_yaml(str(written), _FOLDERS)
+    found = written if os.path.lexists(written) else find_yaml(str(written).removesuffix(".yaml"), _FOLDERS)
     if found is None:
         files = suggestion(written, map(str, written.parent.glob("*.yaml")), otherwise="", cutoff=0.8)
         raise input_error(str(written), "no such file or directory", files or suggest_yaml(written.stem, _FOLDERS))

@@ -247,7 +247,7 @@ def _delete_stale_orders(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
 def _report(paths: SweepPaths, plan: Plan, *, allow_empty: bool) -> int:
     """Print the report of the records on disk. Return its exit code."""
     _update_report(paths, plan)
-    print_report(paths)
+    print_report(paths, plan)
     return read_exit_code(paths, allow_empty=allow_empty)
 
 

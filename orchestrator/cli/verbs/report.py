@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print((paths.report / "report.json").read_text(), end="")
     else:
-        print_report(paths)
+        print_report(paths, plan)
         print_delivered(said)
     return read_exit_code(paths, allow_empty=arguments.allow_empty)
 

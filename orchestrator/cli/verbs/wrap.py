@@ -131,7 +131,7 @@ def _report_logs(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print((paths.report / "report.json").read_text(), end="")
     else:
-        print_report(paths)
+        print_report(paths, plan)
     return read_exit_code(paths, allow_empty=arguments.allow_empty)
 
 

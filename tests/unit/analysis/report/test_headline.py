@@ -27,7 +27,26 @@ INTERVALS = {"FASTER": (1.11, 1.58), "NEUTRAL": (0.995, 1.004), "SLOWER": (0.8, 
 def speed(verdict: SpeedVerdict, ratio: float = 1.33, pairs: int = 3) -> Speed:
     low, high = INTERVALS[verdict] if pairs > 1 else (None, None)
     return Speed(
-        verdict, ratio, low, high, low, high, pairs, 100, 0, 0, "", None, "", 187.0, 187.0 / ratio, 1.0, 1.0, 1.0, 1.0
+        verdict,
+        ratio,
+        low,
+        high,
+        low,
+        high,
+        pairs,
+        100,
+        0,
+        0,
+        "",
+        None,
+        "",
+        None,
+        187.0,
+        187.0 / ratio,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
     )
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from analysis.records.load import load
 from analysis.report.summary import summarise
 from analysis.report.write_report import write_report
-from analysis.speed.confidence_interval import Family, families, interval_of
+from analysis.speed.confidence_interval import MOST_PAIRS, Family, families, interval_of
 from analysis.speed.pair_speed import PairSpeed
-from analysis.speed.speedup import MINIMUM_STEPS, Speed, classify, speed_verdict
+from analysis.speed.speedup import MINIMUM_STEPS, Speed, classify, repeats_to_decide, speed_verdict
 from analysis.statistics.student_t import quantile
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells
@@ -64,6 +64,23 @@ def timed(root: Path, graphed_ms: Callable[[AttemptRecord], float], repeats: int
 )
 def test_words(ratios: list[float], word: str) -> None:
     assert speed_verdict(interval_of(ratios), MINIMUM_STEPS)[0] == word
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("ratio", [1.0, 1.004, 1.1, 0.8, 2.0])
+def test_so_many_repeats_of_the_same_spread_decide_and_one_fewer_do_not(ratio: float, spread: float) -> None:
+    def decides(pairs: int) -> bool:
+        logs = np.resize([spread, -spread], pairs) * math.sqrt(
+            (pairs - 1) / pairs
+        )  # of this deviation at any even number
+        return speed_verdict(interval_of(np.exp(logs + math.log(ratio))), MINIMUM_STEPS)[0] != "INCONCLUSIVE"
+
+    first = np.exp(np.array([spread, -spread]) * math.sqrt(1 / 2) + math.log(ratio))
+    found = repeats_to_decide(first, None)
+    if found is None:
+        assert not decides(MOST_PAIRS)
+    else:
+        assert decides(found + found % 2) and (found < 5 or not decides(found - 2 + found % 2))
 
 
 def test_the_interval_is_students_on_logarithms() -> None:
@@ -492,9 +509,10 @@ def test_words_of_a_sweep_are_said_of_all_cells_at_once(tmp_path: Path) -> None:
     assert (first[0].verdict, first[1].verdict) == ("FASTER", "INCONCLUSIVE")
     assert first[1].low is not None and first[1].low < 1, "the printed interval is the one that the word follows from"
     reason = (
-        "FASTER on its own (1.119 to 1.374), but not certain as one of 3 timed cells: more repeats narrow the interval"
+        "FASTER on its own (1.119 to 1.374), but not certain as one of 3 timed cells: about 3 repeats decide if later pairs "
+        "are like these (repeats=3)"
     )
-    assert first[1].reason == reason
+    assert (first[0].repeats_to_decide, first[1].repeats_to_decide, first[1].reason) == (None, 3, reason)
     assert "`torch_compile, lr 0.001` is 1.24x faster (1.09 to 1.41, 2 pairs)" in said[0]
     low, high = first[1].low, first[1].high
     assert f"`torch_compile, lr 0.001` measured {first[1].ratio:.2f}x ({low:.2f} to {high:.2f}, 2 pairs)" in said[1]
