@@ -70,7 +70,7 @@ def _faster(
     eager: Mapping[str, CellResult],
     ran: Sequence[CellResult],
 ) -> tuple[str, str] | None:
-    """Return the decision if a passing cell is FASTER, else None. The intervals hold for all cells at once, so pick the best."""
+    """Return the decision if a passing cell is FASTER, else None. All cells' intervals hold at once, so pick the best."""
     faster = [(result, speed) for result, speed in _timed(sound) if speed.verdict == "FASTER"]
     if not faster:
         return None

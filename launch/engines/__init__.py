@@ -1,1 +1,1 @@
-"""The engines. Each trains a RunSpec behind one protocol (protocol.py)."""
+"""The engines. Each trains a RunSpec, and implements one protocol (protocol.py)."""

@@ -6,7 +6,8 @@ import torch
 
 
 def use_deterministic_algorithms() -> None:
-    """Choose deterministic kernels from now on. An operation without one raises an error."""
+    """Make PyTorch use deterministic kernels from now on. An operation without one raises an error."""
     torch.use_deterministic_algorithms(True)
-    # Filling new memory costs time, and nothing here reads it before it is written. setattr, since its type lacks the name.
+    # Filling new memory costs time, and nothing here reads memory before writing it. The module's type stubs lack this name,
+    # hence setattr.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010

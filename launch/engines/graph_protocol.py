@@ -1,4 +1,4 @@
-"""What a graph implementation of either engine does: capture a step, replay it, and report the evidence."""
+"""The protocol of graph implementations in both engines: capture a step, replay it, and report the evidence."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from launch.contract.spec import RunSpec
 from launch.engines.protocol import StepKind
 
 ForwardBackward = Callable[[torch.Tensor], torch.Tensor]
-"""Runs all microbatches of a step and leaves final gradients: tokens, int64 of shape (microbatches, microbatch size,
-sequence + 1) -> loss, shape (). The caller owns the loss."""
+"""Runs all microbatches of a step and computes final gradients. Takes tokens, int64 (microbatches, microbatch size, sequence +
+1). Returns the loss, shape (), which the caller owns."""
 
 
 class StepOutput(NamedTuple):
-    """What a step computed. The caller owns the tensors: they are never graph memory."""
+    """Results of a step. The caller owns the tensors, which are never graph memory."""
 
     loss: torch.Tensor
     """Shape ()."""
     grad_norm: torch.Tensor | None = None
-    """Shape (), if the graph holds the optimizer too. None: the optimizer has not run yet."""
+    """Shape (), if the graph also contains the optimizer. None if the optimizer has not run yet."""
 
 
 class ReplayCounter:
-    """Counts replays since the capture. For graphs of layers only the forward graph counts: its backward graph follows.
+    """Counts replays since the capture. For graphs of layers only the forward graph counts, because its backward graph follows.
 
-    It is an object of its own, so that wrapped graphs hold no reference to the model.
+    The counter is a separate object, so wrapped graphs hold no reference to the model.
     """
 
     def __init__(self) -> None:
         self.replays = 0
 
     def counting(self, replay: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``replay`` with each call counted. Its attributes stay."""
+        """Return a wrapper of ``replay`` that counts calls and keeps its attributes."""
 
         @wraps(replay)
         def counted(*inputs: Any, **named: Any) -> Any:
@@ -72,7 +72,7 @@ class EagerStep:
 
 @contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Give an attribute of ``owner`` another value meanwhile."""
+    """Give an attribute of ``owner`` another value inside the context."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -82,19 +82,19 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
 
 
 class GraphedStep(ABC):
-    """Base of the graph implementations: decides what kind of step each is, and counts replays.
+    """Base of the graph implementations. It decides the kind of each step and counts replays.
 
     Attributes:
-        mechanism: what captures, in words, for the record.
-        scope: what it captures of a step, as GraphStats names it.
-        replays_capture_step: whether the capture step already runs from the graphs.
-        graphs: how many graphs (or compiled functions) exist. ``capture`` sets it.
-        replays_per_step: how many replays a step makes from then on. ``capture`` sets it.
+        mechanism: the mechanism of the capture in words, for the record.
+        scope: the captured parts of a step, as GraphStats names them.
+        replays_capture_step: whether the capture step itself runs from the graphs.
+        graphs: the number of graphs or compiled functions. ``capture`` sets it.
+        replays_per_step: the number of replays per step after the capture. ``capture`` sets it.
     """
 
     mechanism: str
     launches_per_replay = 2
-    """A forward and a backward graph for each replay that counts."""
+    """Graph launches per counted replay: a forward and a backward graph."""
     scope: tuple[str, ...] = ()
     replays_capture_step = True
 
@@ -112,7 +112,7 @@ class GraphedStep(ABC):
 
     @abstractmethod
     def capture(self, batch: torch.Tensor) -> StepOutput:
-        """Capture, and run the capture step.
+        """Capture the graphs, and run the capture step.
 
         Args:
             batch: int64 (microbatches, microbatch size, sequence + 1).
@@ -122,7 +122,7 @@ class GraphedStep(ABC):
         """
 
     def replay(self, batch: torch.Tensor) -> StepOutput:
-        """Run a step from the graphs, which the forward and backward passes contain.
+        """Run a step from the graphs, which are part of the forward and backward passes.
 
         Args:
             batch: int64 (microbatches, microbatch size, sequence + 1).
@@ -130,7 +130,7 @@ class GraphedStep(ABC):
         return StepOutput(self._forward_backward(batch))
 
     def replay_again(self, batch: torch.Tensor) -> StepOutput:
-        """Compute a step from the graphs once more than the run needs, to check it.
+        """Compute a step from the graphs an additional time, for a step check.
 
         Args:
             batch: int64 (microbatches, microbatch size, sequence + 1).
@@ -140,12 +140,12 @@ class GraphedStep(ABC):
         return output
 
     def uncaptured(self) -> AbstractContextManager[None]:
-        """Make the passes run without the graphs meanwhile."""
+        """Make the passes run without the graphs inside the context."""
         return nullcontext()
 
     @abstractmethod
     def close(self) -> None:
-        """Release the graphs, and with them the communicators that they hold."""
+        """Release the graphs and the communicators that they hold."""
 
     def run(self, step: int, batch: torch.Tensor) -> tuple[StepOutput, StepKind]:
         """Run step number ``step``, counted from 0.
@@ -159,7 +159,7 @@ class GraphedStep(ABC):
         if step < self.capture_step:
             return StepOutput(self._forward_backward(batch)), "warmup"
         if self._captured_batch is not None:
-            # A replay would read what fits of another batch, or Dynamo would compile again, and the run would end well.
+            # Without this check, a replay would silently read a part of another batch, or Dynamo would recompile.
             check_input("the batch", self._captured_batch, batch)
             output = self.replay(batch)
             self._expected_replays += self.replays_per_step
@@ -184,7 +184,7 @@ class GraphedStep(ABC):
 
     @contextmanager
     def _timing_capture(self) -> Iterator[None]:
-        """Measure the capture. The device is idle at both ends, so that earlier work does not count."""
+        """Measure the time of the capture. The device is idle at both ends, so earlier work does not count."""
         torch.cuda.synchronize()
         begun = time.perf_counter()
         yield

@@ -1,4 +1,4 @@
-"""What layers give in the passes of a step, and the gradients of it."""
+"""The outputs of layers in the passes of a step, and their gradients."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from launch.contract.records.step_check import LayerResult, layer_names
 
 
 class LayerOutputs:
-    """Copies outputs of a model's layers, and the gradients of these, as micro-batches run through them.
+    """Copies the outputs of a model's layers, and their gradients, as micro-batches run through them.
 
-    The copies may be captured: each replay then writes them again. In bytes they are twice the outputs of all micro-batches.
+    The copies may be captured; each replay then overwrites them. They take twice the bytes of the outputs of all micro-batches.
 
     Attributes:
-        kept: of the layers on this rank, each in the shape of the layer's output.
+        kept: the copies of this rank's layers, each in the shape of the layer's output.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -23,7 +23,7 @@ class LayerOutputs:
         self.kept: dict[LayerResult, torch.Tensor] = {}
 
     def observe(self, micro_batch: int, position: int, output: torch.Tensor) -> None:
-        """Keep ``output``, and its gradient once a backward pass reaches it. What is computed again counts once."""
+        """Keep ``output``, and its gradient once a backward pass reaches it. Recomputed outputs are kept only once."""
         self._keep(LayerResult(self._names[position], position, micro_batch, False), output)
         if output.requires_grad:
             gradient = LayerResult(self._names[position], position, micro_batch, True)

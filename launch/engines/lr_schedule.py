@@ -1,4 +1,4 @@
-"""The learning rate of a step, the same in every engine."""
+"""The learning rate of a step, for every engine."""
 
 from __future__ import annotations
 

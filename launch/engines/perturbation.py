@@ -1,4 +1,4 @@
-"""The smallest error that another kernel could make: one unit in the last place."""
+"""A perturbation by one unit in the last place, the smallest error that another kernel could make."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def next_after(values: torch.Tensor) -> torch.Tensor:
-    """Return the next larger number of each value, with the gradient of the value."""
+    """Return the next larger number for each value. Gradients pass through unchanged."""
     with torch.no_grad():
         unit = torch.nextafter(values, torch.full_like(values, math.inf)) - values
     return values + unit

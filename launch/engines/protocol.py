@@ -1,6 +1,6 @@
 """The protocol between the training loop and an engine.
 
-The loop owns phases, timing and records. An engine owns the model and its graphs, and reports the kind of each step.
+The loop owns phases, timing and records. An engine owns the model and its graphs, and reports each step's kind.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from launch.support import layout, unsupported
 from launch.support.rule import judge, refuse
 
 StepKind = Literal["warmup", "capture", "steady"]
-"""Before the capture, with the capture, or after it. An eager engine reports "warmup" and then "steady"."""
+"""A step before the capture, with the capture, or after it. An eager engine reports "warmup", then "steady"."""
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """This process among the ranks. Its tensors are on ``device``."""
+    """The place of this process among the ranks. Its tensors are on ``device``."""
 
     rank: int
     world_size: int
@@ -34,7 +34,7 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Results of a step on the device. The host has read none. The caller owns the tensors: they are never graph memory."""
+    """Results of a step, on the device. The host has not read them. The caller owns them; they are never graph memory."""
 
     loss: torch.Tensor
     """float32 (): the mean over the global batch, the same on every rank."""
@@ -44,15 +44,15 @@ class StepResult:
 
 
 class ScoredChoice(Protocol):
-    """Experts that a router was told to choose for T tokens, and how it ranks them."""
+    """Experts that a router was told to choose for T tokens, and its own scores of them."""
 
     @property
     def scores(self) -> torch.Tensor:
-        """(T, topk)."""
+        """The router's scores of the repeated experts, (T, topk)."""
 
     @property
     def gap(self) -> torch.Tensor:
-        """Shape (): the most by which a token's own choice scores higher."""
+        """Shape (): the largest difference between the scores of a token's own choice and of the repeated one."""
 
 
 ScoredChoices = Mapping[str, ScoredChoice]
@@ -60,10 +60,10 @@ ScoredChoices = Mapping[str, ScoredChoice]
 
 
 class CheckableStep(Protocol):
-    """The next step of an engine, to be computed from one state by replay and by the same code uncaptured."""
+    """The next step of an engine, which can be computed from one state by replay and by the same code uncaptured."""
 
     def state(self) -> list[torch.Tensor]:
-        """Return the tensors that computing the step changes, and that later steps read."""
+        """Return the tensors that this step changes and later steps read."""
 
     def replay(self, batch: torch.Tensor) -> None:
         """Compute the captured part of the step from its graphs.
@@ -73,32 +73,32 @@ class CheckableStep(Protocol):
         """
 
     def recompute(self, batch: torch.Tensor, repeated: Mapping[str, torch.Tensor]) -> None:
-        """Compute the same uncaptured. Routers choose ``repeated``, int64 (T, topk) by router call, unless it is empty."""
+        """Compute the same part uncaptured. Routers choose ``repeated``, int64 (T, topk) by router call, unless it is empty."""
 
     def perturbed(self) -> AbstractContextManager[bool]:
-        """Move each output of the first layer by one unit in the last place meanwhile. Yield whether that is possible."""
+        """Move the first layer's output by one unit in the last place inside the context. Yield whether that is possible."""
 
     def results(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the results of the last computation by name: losses, the gradient norm, main gradients, and those of layers."""
+        """Yield the results of the last computation by name: losses, gradient norm, main gradients, and layer results."""
 
     def layers(self) -> Iterable[LayerResult]:
-        """Return which results are those of layers; none unless ``RunSpec.layer_check_steps`` is set."""
+        """Return the layer results among ``results``; none unless ``RunSpec.layer_check_steps`` is set."""
 
     def update(self) -> None:
         """Run the optimizer uncaptured on the gradients of the last computation."""
 
     def updated(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield by name what a captured optimizer writes: weights and moments. Nothing if the graph has no optimizer."""
+        """Yield weights and moments by name if the graph contains the optimizer; otherwise nothing."""
 
     def routing(self) -> Mapping[str, torch.Tensor]:
         """Return the experts of this rank's tokens in the last computation, int64 (T, topk) by router call."""
 
     def scored_choices(self) -> ScoredChoices:
-        """Return how routers ranked what the last computation had them repeat."""
+        """Return the routers' scores of the choices that they repeated in the last computation."""
 
 
 class Engine(Protocol):
-    """One model under training, on one rank."""
+    """One rank's engine, which trains one model."""
 
     @property
     def capture_step(self) -> int | None:
@@ -106,7 +106,7 @@ class Engine(Protocol):
 
     @property
     def choices(self) -> Mapping[str, str]:
-        """The engine's choices where the spec leaves one open, by name, for the record: which kernels attention uses."""
+        """The choices that the spec leaves to the engine, by name, for the record, such as the attention kernels."""
 
     def step(self, batch: torch.Tensor) -> StepResult:
         """Run one optimizer step.
@@ -119,7 +119,7 @@ class Engine(Protocol):
         """
 
     def checkable_step(self) -> CheckableStep:
-        """Return the next step, to be checked before it runs. The engine has captured."""
+        """Return the next step, to check it before it runs. The engine must have captured."""
 
     def parameters(self) -> Iterable[torch.Tensor]:
         """Return this rank's parameters, as the forward pass reads them."""
@@ -128,7 +128,7 @@ class Engine(Protocol):
         """Return the evidence of capture and replay so far."""
 
     def close(self) -> None:
-        """Release graphs. They hold communicators, so that process groups must outlive them."""
+        """Release graphs. They hold communicators, so close the engine before destroying process groups."""
 
 
 def check_supported(spec: RunSpec) -> None:

@@ -1,4 +1,4 @@
-"""Builds the engine. Unsupported settings and missing packages raise before Megatron is imported."""
+"""Build the engine. Unsupported settings and missing packages raise an error before Megatron is imported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build(spec: RunSpec, mesh: RankPlace) -> Engine:
 
 
 def check_release(found: str, release: MegatronCore) -> None:
-    """Check the release of Megatron-Core: the cell was judged for ``release``.
+    """Check that the installed Megatron-Core, version ``found``, belongs to ``release``, for which the cell was planned.
 
     Raises:
         EnvironmentFault: ``found`` belongs to another release.

@@ -1,4 +1,4 @@
-"""Megatron-Core's data parallelism: when ranks reduce gradients and gather parameters."""
+"""Megatron-Core's data parallelism: the hooks by which ranks reduce gradients and gather parameters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from launch.megatron_config.transformer_config import data_parallel_settings
 
 
 def wrap_with_ddp(spec: RunSpec, config: Configuration, chunks: Sequence[torch.nn.Module]) -> list[Any]:
-    """Wrap each of ``chunks`` with its gradient buffers, and set the functions by which the schedule exchanges them.
+    """Wrap each of ``chunks`` with its gradient buffers, and set the functions with which the schedule reduces and gathers.
 
-    They are those of Megatron-LM's training loop (megatron/training/training.py, ``train``). Pipeline stages begin gradient
-    reductions together, and parameter gathers too if they are interleaved.
+    These functions are the same as in Megatron-LM's training loop (megatron/training/training.py, ``train``). Pipeline stages
+    begin gradient reductions together. Interleaved stages also begin parameter gathers together.
     """
     settings = DistributedDataParallelConfig(**data_parallel_settings(spec))
     wrapped = [
@@ -39,9 +39,9 @@ def _unwrap_single(functions: list[Any]) -> Any:
 
 @contextmanager
 def disable_forward_hooks(chunks: Sequence[Any]) -> Iterator[None]:
-    """Disable the hooks by which forward passes wait for gathered parameters.
+    """Disable the hooks by which forward passes wait for gathered parameters, inside the context.
 
-    Transformer Engine captures no module with hooks. The values of weights do not matter in a capture.
+    Transformer Engine does not capture modules with hooks. The values of weights do not matter in a capture.
     """
     gathering = [chunk for chunk in chunks if chunk.use_forward_hook]
     for chunk in gathering:

@@ -45,7 +45,7 @@ from launch.support.expandable_segments import disable_nccl_graph_register
 
 
 class MegatronEngine:
-    """On a GPU layers consist of Transformer Engine's modules, elsewhere of Megatron-Core's own."""
+    """Trains Megatron-Core's model. Layers consist of Transformer Engine's modules on a GPU, else of Megatron-Core's own."""
 
     def __init__(self, spec: RunSpec, mesh: RankPlace) -> None:
         self._spec = spec
@@ -143,7 +143,7 @@ def _initialize_parallel_state(spec: RunSpec, mesh: RankPlace) -> None:
     if not dist.is_initialized():
         backend = "nccl" if mesh.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    # Only Megatron's checkpoints need groups of gloo.
+    # Only Megatron's checkpoints need gloo groups.
     parallel_state.initialize_model_parallel(**parallel_sizes(spec.parallelism), create_gloo_process_groups=False)
 
 

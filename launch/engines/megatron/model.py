@@ -1,4 +1,4 @@
-"""Megatron-Core's GPTModel for a spec: this rank's part."""
+"""This rank's part of Megatron-Core's GPTModel for a spec."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from launch.contract.spec import RunSpec
 from launch.megatron_config.transformer_config import Layers, model_settings, transformer_settings
 
 APEX_KERNEL = "fused_weight_gradient_mlp_cuda"
-"""Accumulates weight gradients in Megatron-Core's own linear layers. Those of Transformer Engine need no package."""
+"""The package that accumulates weight gradients in Megatron-Core's own linear layers. Transformer Engine's layers need none."""
 ACTIVATIONS = {"silu": torch.nn.functional.silu, "quick_gelu": quick_gelu}
 
 
 @dataclass
 class Configuration(TransformerConfig):  # type: ignore[misc]  # Megatron-Core brings no types
-    """TransformerConfig with YaRN's fields, which GPTModel reads too."""
+    """TransformerConfig with YaRN's fields, which GPTModel also reads from it."""
 
     yarn_rotary_scaling_factor: float = 1.0
     yarn_original_max_position_embeddings: int = 4096
@@ -40,7 +40,7 @@ def has_apex_kernel() -> bool:
 
 
 def make_config(spec: RunSpec, layers: Layers, device: torch.device) -> Configuration:
-    """Return Megatron-Core's configuration. It draws no weights: weight_map.py does."""
+    """Return Megatron-Core's configuration. It leaves weights uninitialized, because weight_map.py draws them."""
     fields: dict[str, Any] = transformer_settings(spec, layers)
     fields["gradient_accumulation_fusion"] &= has_apex_kernel()
     fields |= {name: value for name, value in model_settings(spec).items() if name.startswith("yarn_")}
@@ -71,8 +71,8 @@ def build_chunk(spec: RunSpec, config: Configuration, layers: Layers, stage: int
 def fuse_gradient_accumulation(config: Configuration, chunks: Iterable[Any]) -> None:
     """Enable fused gradient accumulation in Transformer Engine's modules, which do not need Apex's kernel.
 
-    0.16.1 has one setting for them and the output layer, which does. It reads the setting again when it captures local
-    graphs (transformer/cuda_graphs.py:725).
+    0.16.1 has one setting for these modules and for the output layer, which does need the kernel. It reads the setting again
+    when it captures local graphs (transformer/cuda_graphs.py:725).
     """
     config.gradient_accumulation_fusion = True
     for module in (module for chunk in chunks for module in chunk.modules()):

@@ -1,4 +1,4 @@
-"""Layers of Megatron-Core whose outputs a step check sees."""
+"""Layers of Megatron-Core whose outputs a step check observes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from launch.engines.layer_outputs import LayerOutputs
 
 
 class ObservedLayers:
-    """What layers give in checked passes.
+    """The outputs of layers in checked passes.
 
     Attributes:
-        keeps: whether passes keep it.
-
+        keeps: whether passes keep the outputs.
     Args:
-        captures: whether a graph holds the whole step, and so the copies.
+        captures: whether a graph contains the whole step, and therefore the copies.
     """
 
     def __init__(self, num_layers: int, captures: bool) -> None:
@@ -34,11 +33,11 @@ class ObservedLayers:
 
     @property
     def kept(self) -> Mapping[LayerResult, torch.Tensor]:
-        """What the last passes gave; if nothing ran but a graph of the whole step, what that has written."""
+        """The outputs of the last passes. If only a graph of the whole step ran, the outputs that it wrote."""
         return self._made.kept or self._captured.kept
 
     def forget(self) -> None:
-        """Forget the last passes. Call this before others."""
+        """Forget the last passes. Call this before new passes."""
         self._made = LayerOutputs(self._num_layers)
         self._calls.clear()
 
@@ -47,7 +46,7 @@ class ObservedLayers:
         if capturing and self._captures:
             self._captured = self._made
         if self._captures if capturing else self.keeps:
-            # With recomputation, the first call of each micro-batch records no operations for a backward pass, and the second does.
+            # With recomputation, each micro-batch calls a layer twice: first without gradients, then with them.
             call = position, torch.is_grad_enabled()
             self._made.observe(self._calls[call], position, output)
             self._calls[call] += 1
@@ -68,7 +67,7 @@ class ObservedLayers:
 
 
 def _observe_calls(layer: nn.Module, observe: Callable[[torch.Tensor], None]) -> None:
-    """Call ``observe`` with each output of ``layer``. A graph that stands in for the layer runs none of its hooks."""
+    """Call ``observe`` with each output of ``layer``. Hooks would not do: a graph that replaces the layer runs none of them."""
     kind: Any = type(layer)
 
     def call(layer: Any, *inputs: Any, **named: Any) -> Any:

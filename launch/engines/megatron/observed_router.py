@@ -1,4 +1,4 @@
-"""Routers of Megatron-Core whose choices a step check sees, and can have repeated."""
+"""Routers of Megatron-Core whose choices a step check observes, and can make them repeat."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from launch.engines.torch_native.moe.router import RepeatedChoice
 
 @dataclass(eq=False)
 class KeptChoices:
-    """What a router chose.
+    """The choices of a router.
 
     Attributes:
-        made: in the last passes, in the order of calls.
-        captured: what graphs write, in the order of their capture. A replay overwrites it.
+        made: the choices of the last passes, in the order of calls.
+        captured: the choices that graphs write, in the order of capture. A replay overwrites them.
     """
 
     made: list[torch.Tensor] = field(default_factory=list)
@@ -32,19 +32,20 @@ class KeptChoices:
             self.made.append(choice)
 
     def keep_captured(self, number: int) -> None:
-        """Keep what graph ``number`` has just written, if it holds the router."""
+        """Keep the choice that graph ``number`` has just written, if the graph contains the router."""
         self.made += [choice.clone() for choice in self.captured[number : number + 1]]
 
 
 @dataclass(eq=False)
 class ObservedRouter:
-    """Stands in for Megatron-Core's RouterReplay of one router.
+    """Replaces Megatron-Core's RouterReplay of one router.
 
     Attributes:
         keeps: whether passes keep their choices.
-        experts: of tokens, each int64 (T, topk).
-        counted: what the balancing loss counts, each bool (T, experts). Its choice is from rounded scores: it may be another.
-        repeated, repeated_counts: what the next calls choose and count; empty: the router's own.
+        experts: the experts of tokens, each int64 (T, topk).
+        counted: the choices that the balancing loss counts, each bool (T, experts). They may differ from ``experts``, because
+            they are made from rounded scores.
+        repeated, repeated_counts: the choices and counts of the next calls; if empty, the router makes its own.
     """
 
     keeps: bool = False
@@ -55,7 +56,7 @@ class ObservedRouter:
 
     @property
     def calls(self) -> tuple[int, int]:
-        """How many choices and counts the last passes kept."""
+        """The number of choices and counts that the last passes kept."""
         return len(self.experts.made), len(self.counted.made)
 
     def forget(self) -> None:
@@ -65,7 +66,7 @@ class ObservedRouter:
     def get_replay_topk(
         self, scores: torch.Tensor, topk: int, num_groups: Any, group_topk: Any, choose: Callable[..., Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the scores and the choice, each (T, topk), for ``scores`` of shape (T, experts). The router calls it."""
+        """Return the chosen scores and experts, each (T, topk), for ``scores`` (T, experts). The router calls this."""
         if self.repeated:
             choice = self.repeated[len(self.experts.made)]
             choice.score(scores)
@@ -76,7 +77,7 @@ class ObservedRouter:
         return chosen, experts
 
     def keeping_counts(self, apply: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``apply``, which adds the balancing loss, with its counts kept and repeated."""
+        """Return a wrapper of ``apply``, which adds the balancing loss, that keeps and repeats its counts."""
 
         def kept(weights: torch.Tensor, scores: torch.Tensor, counted: torch.Tensor, **named: Any) -> Any:
             number = len(self.counted.made)
@@ -87,7 +88,7 @@ class ObservedRouter:
         return kept
 
     def keeping_captured(self, number: int, replay: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``replay`` of graph ``number`` of a layer, with the graph's choices kept. Its attributes stay."""
+        """Return a wrapper of ``replay``, of a layer's graph ``number``, that keeps the graph's choices. Attributes stay."""
 
         @wraps(replay)
         def kept(*inputs: Any, **named: Any) -> Any:
@@ -103,7 +104,7 @@ class ObservedRouter:
 def observe_routers(chunks: Iterable[Any], config: Any) -> Mapping[str, ObservedRouter] | None:
     """Observe the routers of ``chunks``, by name.
 
-    Return None if they also choose what nobody sees: in a fused kernel, or which tokens exceed the capacity.
+    Return None if some of their choices are hidden: those in a fused kernel, and which tokens exceed the capacity.
     """
     modules = (module for chunk in chunks for module in chunk.modules())
     routers = {f"router of layer {each.layer_number}": each for each in modules if isinstance(each, TopKRouter)}

@@ -1,4 +1,4 @@
-"""The forward and backward passes of a step by Megatron-Core's schedule."""
+"""The forward and backward passes of a step, run by Megatron-Core's schedule."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from launch.engines.megatron.release import cut_for_context_parallelism
 
 
 def to_scalar(norm: float | torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """Return the optimizer's gradient norm as fp32 of shape (). It is on the host or, from some releases, on the device."""
+    """Return the optimizer's gradient norm as float32 of shape (). Some releases give a host number, others a device tensor."""
     return torch.as_tensor(norm, dtype=torch.float32, device=device).reshape(())
 
 
 class Schedule:
-    """Runs all microbatches of a step, and leaves final gradients.
+    """Runs all microbatches of a step, and computes final gradients.
 
     Attributes:
         chunks: this rank's virtual stages, each with its gradient buffers.
         forward_backward: Megatron-Core's function for all microbatches of a step. A graph may replace it.
-        losses: of the last step's microbatches, each of shape (), on the last stage. They may be graph memory.
+        losses: the losses of the last step's microbatches, each of shape (), on the last stage. They may be graph memory.
     """
 
     def __init__(self, spec: RunSpec, config: Configuration, chunks: list[Any], device: torch.device) -> None:
@@ -47,7 +47,7 @@ class Schedule:
         """
         self.losses = self.forward_backward(
             forward_step_func=self._forward,
-            # Mappings, since FullCudaGraphWrapper copies only these into its static buffers.
+            # Use mappings, because FullCudaGraphWrapper copies only mappings into its static buffers.
             data_iterator=[iter([{"tokens": tokens} for tokens in batch.unbind()]) for _ in self.chunks],
             model=self.chunks,
             num_microbatches=len(batch),
@@ -60,10 +60,10 @@ class Schedule:
     def _forward(
         self, microbatches: Iterator[Mapping[str, torch.Tensor]], chunk: Any, return_schedule_plan: bool = False
     ) -> tuple[Any, Any]:
-        """Run one microbatch through a chunk. Return the loss of each token, (microbatch size, sequence / cp), from the last
-        chunk, and activations from others.
+        """Run one microbatch through a chunk. Return its output and the function of the loss.
 
-        With ``return_schedule_plan`` return a plan instead, for a schedule that overlaps the pieces of two microbatches.
+        The last chunk returns the loss of each token, (microbatch size, sequence / cp). Other chunks return activations. With
+        ``return_schedule_plan``, return a plan instead, for a schedule that overlaps two microbatches.
         """
         tokens = next(microbatches)["tokens"]
         batch = cut_for_context_parallelism({"tokens": tokens[:, :-1], "labels": tokens[:, 1:].contiguous()})
@@ -77,13 +77,13 @@ class Schedule:
             losses: (microbatch size, sequence / cp).
         """
         loss = losses.float().mean()
-        # The schedule multiplies by cp, since it expects a part of a sum (megatron-core 0.16.1
-        # pipeline_parallel/schedules.py, ``forward_step_calc_loss``). Gradients are then averaged over dp and cp. It also
-        # divides the first loss in place, hence the clone.
+        # The schedule multiplies by cp, because it expects a part of a sum (megatron-core 0.16.1
+        # pipeline_parallel/schedules.py, ``forward_step_calc_loss``). Gradients are then averaged over dp and cp. The schedule
+        # also divides the first loss in place, hence the clone.
         return loss / self._layout.cp, loss.detach().clone()
 
     def _mean(self, losses: list[torch.Tensor]) -> torch.Tensor:
-        """Average the microbatches' losses over all ranks. Only the last stage has any, and they may be graph memory."""
+        """Average the microbatches' losses over all ranks. Only the last stage has losses, which may be graph memory."""
         loss = torch.stack(losses).mean() if losses else torch.zeros((), device=self._device)
         dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())
         dist.all_reduce(loss, group=parallel_state.get_data_parallel_group(with_context_parallel=True))

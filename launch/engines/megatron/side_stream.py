@@ -1,8 +1,8 @@
 """The stream of a rank's work, which is never the default stream.
 
-Gradient accumulators keep the stream on which they were made. A capture forbids the default stream (906,
-cudaErrorStreamCaptureImplicit). Another stream than the step's would accumulate gradients while the next replay overwrites
-them. PyTorch advises to make them on the stream of later passes (torch/csrc/autograd/input_buffer.cpp).
+Gradient accumulators keep the stream on which they were created. A capture forbids the default stream (906,
+cudaErrorStreamCaptureImplicit). An accumulator on another stream than the step's would add gradients while the next replay
+overwrites them. PyTorch advises to create accumulators on the stream of later passes (torch/csrc/autograd/input_buffer.cpp).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def use_side_stream() -> torch.cuda.Stream:
 def on_stream(stream: torch.cuda.Stream) -> None:
     """Switch to ``stream``, which first waits for the current stream.
 
-    megatron-core 0.16.1 changes the current stream when it prepares and when it has captured local graphs
+    megatron-core 0.16.1 changes the current stream when it prepares local graphs and after it has captured them
     (transformer/cuda_graphs.py:1434, :473).
     """
     stream.wait_stream(torch.cuda.current_stream())

@@ -1,6 +1,6 @@
 """The next step of the megatron engine, by replay and by the same code uncaptured.
 
-Passes draw no random numbers: the engine sets every dropout to 0. The graph never holds the optimizer.
+Passes draw no random numbers, because the engine sets every dropout to 0. The graph never contains the optimizer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from launch.engines.torch_native.moe.router import RepeatedChoice
 
 @dataclass(eq=False)
 class MegatronStep:
-    """``clear_gradients`` prepares a step's passes. ``routers`` are None if they choose what nobody sees."""
+    """The next step of the engine. ``clear_gradients`` prepares its passes. ``routers`` is None if some choices are hidden."""
 
     schedule: Schedule
     runner: GraphedStep
@@ -36,9 +36,9 @@ class MegatronStep:
     observed_layers: ObservedLayers
     _norm: torch.Tensor = field(init=False, default_factory=lambda: torch.zeros(()))
     _replayed: Mapping[str, tuple[int, int]] = field(init=False, default_factory=dict)
-    """How many choices and counts of each router the replay showed."""
+    """The number of choices and counts of each router in the replay."""
     _counts: Mapping[str, Sequence[torch.Tensor]] = field(init=False, default_factory=dict)
-    """What balancing losses counted in the replay."""
+    """The choices that balancing losses counted in the replay."""
     _hides_choices: bool = field(init=False)
     _repeated: Mapping[str, RepeatedChoice] = field(init=False, default_factory=dict)
 
@@ -46,7 +46,7 @@ class MegatronStep:
         self._hides_choices = self.routers is None
 
     def state(self) -> list[torch.Tensor]:
-        """Return statistics and biases of routers. Each pass clears the gradients itself."""
+        """Return statistics and biases of routers. Gradients are left out: each pass clears them."""
         return [buffer for chunk in self.schedule.chunks for buffer in chunk.module.buffers()]
 
     def replay(self, batch: torch.Tensor) -> None:
@@ -61,7 +61,10 @@ class MegatronStep:
 
     @contextmanager
     def perturbed(self) -> Iterator[bool]:
-        """Only the first stage of a pipeline has the first layer. Hidden choices of routers jump: no scale of rounding fits."""
+        """Perturb the first layer, which only the first pipeline stage has. Yield False if routers hide choices.
+
+        Hidden choices may jump, so no scale of rounding fits them.
+        """
 
         def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
             return next_after(outputs[0]), *outputs[1:]
@@ -97,7 +100,7 @@ class MegatronStep:
         return iter(())
 
     def routing(self) -> Mapping[str, torch.Tensor]:
-        """Return nothing as long as choices are hidden: what follows from them would look like a fault of later routers."""
+        """Return no choices if some are hidden, because their effects would look like a fault of later routers."""
         if self._hides_choices or self.routers is None:
             return {}
         return {
@@ -110,7 +113,7 @@ class MegatronStep:
         return self._repeated
 
     def _run(self, passes: Callable[[], object]) -> None:
-        """Run ``passes`` from cleared gradients, and compute their norm as the optimizer will, before clipping."""
+        """Run ``passes`` from cleared gradients, and compute the gradient norm as the optimizer does, before clipping."""
         self.clear_gradients()
         with self._keeping():
             passes()
@@ -138,7 +141,7 @@ class MegatronStep:
 
     @contextmanager
     def _repeating(self, repeated: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Make routers choose ``repeated``. Balancing losses always count what they counted in the replay."""
+        """Make routers choose ``repeated``. Balancing losses always count the same choices as in the replay."""
         self._repeated = {name: RepeatedChoice(experts) for name, experts in repeated.items()}
         for name, router in self._observed().items():
             calls = range(self._replayed[name][0]) if repeated and not self._hides_choices else ()
@@ -151,7 +154,7 @@ class MegatronStep:
                 router.repeated = router.repeated_counts = ()
 
     def _owned_ranges(self) -> Mapping[nn.Parameter, slice]:
-        """Return which elements of each flattened parameter this rank updates. A distributed optimizer reduces no others."""
+        """Return the elements of each flattened parameter that this rank updates. Only these have reduced gradients."""
         owned = {}
         for optimizer in self.optimizer.chained_optimizers:
             if not isinstance(optimizer, DistributedOptimizer):

@@ -1,7 +1,7 @@
 """Megatron-Core's parameters in terms of torch_native's: a table of names and layouts.
 
-Both engines draw initial weights from (seed, torch_native's name), so that they train the same model from the same start.
-A parameter outside of the table raises an error, since its weights would be uninitialized.
+Both engines draw initial weights from (seed, torch_native's name), so they train the same model from the same start. A
+parameter that is not in the table raises an error, because its weights would be uninitialized.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.parallel.process_groups import Group
 
 Layout = Literal["whole", "rows", "columns", "gate_up", "qkv", "expert_gate_up", "expert_down"]
-"""What a tensor-parallel rank of Megatron holds of a parameter.
+"""The part of a parameter that a tensor-parallel rank of Megatron has.
 
-- whole: all of it.
-- rows, columns: its part of the rows or columns.
-- gate_up: its part of the rows of each half.
-- qkv: its query groups, each as the group's queries, key and value.
-- expert_gate_up, expert_down: of one expert's matrix with outputs first, the part of an expert-tensor-parallel rank."""
+- whole: the whole parameter.
+- rows, columns: the rank's part of the rows or columns.
+- gate_up: the rank's part of the rows of each half.
+- qkv: the rank's query groups, each with the group's queries, key and value.
+- expert_gate_up, expert_down: an expert-tensor-parallel rank's part of one expert's matrix, with outputs first."""
 
 MODEL_PARAMETERS: Mapping[str, tuple[str, Layout]] = {
     "embedding.word_embeddings.weight": ("embedding.weight", "rows"),
@@ -76,7 +76,7 @@ class Origin:
 
 
 def find_origin(name: str, first_expert: int = 0) -> Origin:
-    """Find the origin of GPTModel's parameter ``name``, whose layer has its number in the whole model.
+    """Return the origin of GPTModel's parameter ``name``. The layer number in ``name`` is that of the whole model.
 
     Args:
         first_expert: the number of the first expert on this rank.
@@ -136,7 +136,8 @@ def _set_parallel_attributes(parameter: Any, origin: Origin) -> None:
     # gradient norm would then miss this parameter on all tensor-parallel ranks but the first.
     parameter.tensor_model_parallel = origin.layout != "whole"
     if origin.expert is not None:
-        # Set for second biases of its own experts. Then it would sum their gradients over ranks with different experts.
+        # Megatron-Core sets it for second biases of its own experts. It would then sum their gradients over ranks with
+        # different experts.
         parameter.sequence_parallel = False
 
 

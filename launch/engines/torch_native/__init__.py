@@ -1,1 +1,1 @@
-"""The engine in plain PyTorch: a decoder, dense or with experts, for one CPU up to many GPUs."""
+"""The engine in plain PyTorch: a decoder, dense or with experts, from one CPU to many GPUs."""

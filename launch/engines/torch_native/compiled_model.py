@@ -1,6 +1,6 @@
 """Model and loss, compiled as one function by Inductor.
 
-Nothing here imports Dynamo before something is compiled: its import takes as long as the rest of torch.
+This module imports Dynamo only when it compiles, because that import takes as long as the rest of torch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from launch.engines.torch_native.decoder import Decoder, Losses, ObserveOutput
 class CompiledModel:
     """Runs a decoder that is the whole model, compiled for static shapes.
 
-    With ``training.compile: whole`` every step runs it. With ``cuda_graph.impl: torch_compile`` steps from the capture on
-    run it in Inductor's CUDA graphs.
+    With ``training.compile: whole`` every step uses it. With ``cuda_graph.impl: torch_compile`` steps from the capture on use
+    it, in Inductor's CUDA graphs.
 
     Args:
         options: mode or backend of ``torch.compile``; by default Inductor without CUDA graphs.
@@ -29,7 +29,7 @@ class CompiledModel:
     def __init__(self, decoder: Decoder, **options: Any) -> None:
         self._run = torch.compile(decoder, fullgraph=True, dynamic=False, **options)
         self.compilations = 0
-        """Compilations of this function. The call compiles the forward pass; the first backward pass compiles itself."""
+        """The number of times that Dynamo compiled this function. Its backward pass does not count separately."""
 
     def __call__(self, tokens: torch.Tensor, observe: ObserveOutput) -> Losses:
         """Compute the losses of a microbatch, int64 (batch, sequence + 1)."""
@@ -73,8 +73,8 @@ def compile_errors_as(setting: str, error: type[OrchestratorError]) -> Iterator[
 
 
 def _summarize(message: str) -> str:
-    """Return the first line of ``message``, the lines that it announces ("backend='inductor' raised:"), and the first
-    error of a compiler."""
+    """Return the first line of ``message`` with any introductory lines ("backend='inductor' raised:"), and the first
+    compiler error."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     first = next((count for count, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
     compiler_error = next(([line] for line in lines[first:] if "error: " in line), [])
@@ -83,10 +83,10 @@ def _summarize(message: str) -> str:
 
 @contextmanager
 def forbid_compilation() -> Iterator[None]:
-    """Run compiled code, but compile nothing.
+    """Forbid compilation inside the context. Compiled code may run.
 
     Raises:
-        CaptureError: something needed a compilation.
+        CaptureError: code needed a compilation.
     """
     with torch.compiler.set_stance("fail_on_recompile"):
         try:

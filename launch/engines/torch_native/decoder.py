@@ -31,9 +31,9 @@ class Losses(NamedTuple):
     """Losses of one microbatch, in at least float32."""
 
     objective: torch.Tensor
-    """Shape (): the cross-entropy plus the router's losses, which is differentiated."""
+    """Shape (): the cross-entropy plus the router's losses. It is differentiated."""
     cross_entropy: torch.Tensor
-    """Shape (): the mean over the microbatch's tokens in nats, which is reported."""
+    """Shape (): the mean over the microbatch's tokens, in nats. It is reported."""
     tokens_per_expert: torch.Tensor | None
     """int64 (layers with experts, experts): how many tokens chose each expert; None in a dense model."""
     experts: tuple[torch.Tensor, ...]
@@ -79,7 +79,7 @@ class Layer(nn.Module):
         return self.elementwise.add_and_norm(x, change, self.mlp_norm.weight, self.epsilon)
 
     def forward_mlp(self, x: torch.Tensor, normed: torch.Tensor) -> tuple[torch.Tensor, RoutingStats | None]:
-        """Run the MLP or the experts on the results of :meth:`forward_attention`: two of one shape -> that shape, and the routing."""
+        """Run the MLP or the experts on both results of :meth:`forward_attention`. Return the sum in their shape, and the routing."""
         with self._without(normed, x, self.mlp_norm):
             if isinstance(self.mlp, MixtureOfExperts):
                 change, routed = recompute_if("moe" in self.recomputed, self.mlp)(normed)
@@ -94,9 +94,9 @@ class Layer(nn.Module):
 
 
 RunLayer = Callable[[torch.Tensor, Positions], tuple[torch.Tensor, RoutingStats | None]]
-"""A layer itself, or a replacement that runs parts of it from graphs."""
+"""A layer, or a replacement that runs parts of it from graphs."""
 ObserveOutput = Callable[[int, torch.Tensor], None]
-"""(position, output): called with each layer's output (launch.contract.records.step_check.LayerResult)."""
+"""A function of (position, output), called with each layer's output (launch.contract.records.step_check.LayerResult)."""
 
 
 def ignore_output(position: int, output: torch.Tensor) -> None:
@@ -104,9 +104,9 @@ def ignore_output(position: int, output: torch.Tensor) -> None:
 
 
 class Decoder(nn.Module):
-    """Consecutive layers of the model, with the embedding before the first and the head after the last; by default all.
+    """Consecutive layers of the model (by default all), with the embedding before the first and the head after the last.
 
-    Layers keep the numbers, and so the names, that they have in the whole model.
+    Layers keep their numbers, and therefore their names, from the whole model.
     """
 
     def __init__(self, context: BuildContext, numbers: range | None = None) -> None:
@@ -126,7 +126,7 @@ class Decoder(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Make head and embedding one parameter, if the model ties them and this rank has both."""
+        """Make head and embedding one parameter if the model ties them and this rank has both."""
         if self.context.model.tie_embeddings and self.is_first and self.is_last:
             self.head.weight = self.embedding.weight
 
@@ -140,7 +140,7 @@ class Decoder(nn.Module):
         return self.losses(x, routed, tokens)
 
     def losses(self, x: torch.Tensor, routed: list[RoutingStats], tokens: torch.Tensor) -> Losses:
-        """Compute the losses from the result of :meth:`decode` of the last layer.
+        """Compute the losses from the result of :meth:`decode` on the last stage.
 
         Args:
             x: (batch, sequence or this rank's shard, hidden_size).
@@ -182,7 +182,7 @@ class Decoder(nn.Module):
         Args:
             tokens: int64 (batch, sequence + 1). The last token is not an input.
             x: output of the previous layers, (batch, sequence or this rank's shard, hidden_size); None at the first.
-            graphed: what runs in place of a layer, by the layer's name.
+            graphed: replacements of layers, by the layer's name.
         """
         inputs = tokens[:, :-1]
         if x is None:
@@ -228,7 +228,7 @@ def build_decoder(
     Raises:
         launch.contract.errors.CheckpointError: ``model.weights`` names a checkpoint that does not fit.
     """
-    # Without memory or random numbers for weights that are overwritten.
+    # On the meta device, weights that are overwritten below take no memory and draw no random numbers.
     with torch.device("meta"):
         decoder = Decoder(context, numbers)
     _allocate(decoder, dtype, device)
@@ -243,9 +243,9 @@ def build_decoder(
 
 
 def _allocate(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
-    """Allocate each parameter of a decoder on the meta device. Tied parameters come apart.
+    """Allocate memory for each parameter of a decoder that is on the meta device. Tied parameters become separate.
 
-    Not by to_empty: its empty_like of a meta tensor loads sympy, which took a third of a rank's start-up time.
+    ``to_empty`` is not used, because its ``empty_like`` of a meta tensor loads sympy, a third of a rank's start-up time.
     """
     for module in decoder.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -37,7 +37,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class TorchNativeEngine:
-    """``dtype`` is that of weights and activations; by default ``training.precision``."""
+    """Trains a decoder on one rank. ``dtype`` is the type of weights and activations, by default ``training.precision``."""
 
     def __init__(self, spec: RunSpec, mesh: RankPlace, dtype: torch.dtype | None = None) -> None:
         self._step = 0
@@ -93,7 +93,7 @@ class TorchNativeEngine:
         self._optimizer.set_rate(self._step)
         with self._compile_errors():
             (loss, norm), kind = self._runner.run(self._step, batch)
-            # A graph that holds the optimizer has already run it.
+            # A graph that contains the optimizer has already run it.
             norm = self._train_step.update() if norm is None else norm
         self._step += 1
         return StepResult(loss.float(), norm.float(), kind)
@@ -114,7 +114,7 @@ class TorchNativeEngine:
 
 
 def _build_chunks(spec: RunSpec, mesh: ParallelMesh, dtype: torch.dtype) -> list[Decoder]:
-    """Build this rank's virtual stages; without a pipeline the whole model."""
+    """Build this rank's virtual stages, or the whole model without a pipeline."""
     layout = spec.parallelism
     stages = layers_of(spec.model.num_layers, layout.pp, layout.vpp)
     context = make_build_context(spec, mesh)
@@ -125,14 +125,14 @@ def _build_chunks(spec: RunSpec, mesh: ParallelMesh, dtype: torch.dtype) -> list
 
 
 def _activation_shape(spec: RunSpec) -> tuple[int, ...]:
-    """Return the shape between stages: (microbatch size, sequence or a rank's shard, hidden_size)."""
+    """Return the shape of activations between stages: (microbatch size, sequence or a rank's shard, hidden_size)."""
     layout, training = spec.parallelism, spec.training
     length = training.sequence_length // (layout.tp if layout.sequence_parallel else 1)
     return training.micro_batch_size, length, spec.model.hidden_size
 
 
 def _tied(chunks: list[Decoder], mesh: ParallelMesh) -> dict[str, Group]:
-    """Return the group of both copies of a tied embedding, if a pipeline has it at both ends. A collective call."""
+    """Return the group of the two copies of a tied embedding at the ends of a pipeline, by parameter. A collective call."""
     if not chunks[0].context.model.tie_embeddings or mesh.pp.size == 1:
         return {}
     ends = Group()

@@ -11,24 +11,24 @@ from launch.engines.torch_native.decoder import Decoder
 
 
 def warm_up_kernels(spec: RunSpec, chunks: Sequence[Decoder], shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Load kernels, and make cuDNN plans and Triton kernels, by one pass of each chunk over random inputs.
+    """Load kernels, and build cuDNN plans and Triton kernels, by one pass of each chunk over random inputs.
 
-    CUDA waits for an idle device to load a kernel. With a receive in flight whose sender waits for this rank, both would
-    wait forever (CUDA programming guide, lazy loading, "concurrent execution"; observed with two pipeline stages on
-    H200s). launch.train.worker preloads the kernels of libraries; this makes the rest.
+    To load a kernel, CUDA waits for an idle device. If a receive is in flight whose sender waits for this rank, both would wait
+    forever (CUDA programming guide, lazy loading, "concurrent execution"; observed with two pipeline stages on H200s).
+    launch.train.worker preloads the kernels of libraries. This function covers all other kernels.
 
-    Call it before master weights and main gradients exist: the gradients here, held whole, then fit in their memory. Nothing
-    is kept, and the run's random generators do not advance.
+    Call it before master weights and main gradients exist. The gradients here, which are whole, then fit into their memory.
+    Results are discarded, and the run's random generators do not advance.
 
     Args:
-        shape: of activations between stages, (microbatch size, sequence or this rank's shard, hidden_size).
-        dtype: of these activations.
+        shape: shape of activations between stages, (microbatch size, sequence or this rank's shard, hidden_size).
+        dtype: type of these activations.
     """
     for chunk in chunks:
         device = next(chunk.parameters()).device
         generator = torch.Generator(device).manual_seed(0)
         size = (spec.training.micro_batch_size, spec.training.sequence_length + 1)
-        # Random, since equal tokens would all go to the same experts.
+        # Random tokens, because equal tokens would all go to the same experts.
         tokens = torch.randint(spec.model.vocab_size, size, device=device, generator=generator)
         x = None
         if not chunk.is_first:

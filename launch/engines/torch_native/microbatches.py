@@ -23,7 +23,7 @@ from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 
 
 class _Forwarded(NamedTuple):
-    """What a backward pass needs of its forward pass."""
+    """The results of a forward pass that its backward pass needs."""
 
     outputs: list[torch.Tensor]
     """The gradient of the first may come from the next stage."""
@@ -33,7 +33,7 @@ class _Forwarded(NamedTuple):
 
 
 Choices = Mapping[tuple[int, int], Sequence[RepeatedChoice]]
-"""By chunk and microbatch, one for each router of the chunk."""
+"""Choices by (chunk, microbatch), one for each router of the chunk."""
 
 
 @dataclass(eq=False)
@@ -43,13 +43,13 @@ class Microbatches:
     Attributes:
         batch: int64 (microbatches, microbatch size, sequence + 1).
         model: runs a chunk that is the whole model.
-        graphed: (chunk, microbatch) -> what runs in place of a layer, by the layer's name.
+        graphed: (chunk, microbatch) -> replacements of layers, by the layer's name.
         keep_routing, keep_layers: whether ``routing`` and ``layers`` are filled.
-        repeated: what routers choose in place of their own choice.
-        losses: (microbatches,): the mean cross-entropy of each on the rank with the head, zero on others. Without the routers'
-            losses, which are differentiated too.
-        routing: by chunk and microbatch, for each layer with experts, int64 (T, topk): the experts of this rank's tokens.
-        tokens_per_expert: by chunk, int64 (layers with experts, experts) for this rank's tokens.
+        repeated: choices that routers repeat instead of making their own.
+        losses: (microbatches,): the mean cross-entropy of each on the rank with the head, zero on others. They exclude the
+            routers' losses, which are differentiated too.
+        routing: by (chunk, microbatch), for each layer with experts, int64 (T, topk): the experts of this rank's tokens.
+        tokens_per_expert: by chunk, int64 (layers with experts, experts): counts of this rank's tokens.
     """
 
     batch: torch.Tensor
@@ -103,10 +103,10 @@ class Microbatches:
         return sent
 
     def backward(self, chunk: int, number: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Run microbatch ``number`` backward, and add to the main gradients. Return the gradient of the input activation.
+        """Run microbatch ``number`` backward and add to the main gradients. Return the gradient of the input activation.
 
         Args:
-            gradient: of the chunk's output activation; None at the last stage.
+            gradient: gradient of the chunk's output activation; None at the last stage.
         """
         outputs, activation, from_graphs = self._forwarded.pop((chunk, number))
         parameters = list(self.chunks[chunk].parameters())
@@ -119,8 +119,9 @@ class Microbatches:
             input_gradients = torch.autograd.grad(outputs, inputs, output_gradients)
         if activation is None:
             return None
-        # Copy graph memory: the next replay overwrites it while the previous stage may still receive it. Activations need no
-        # copy: their callable replays only after this micro-batch's backward pass, when the next stage has received them.
+        # Copy graph memory, because the next replay may overwrite it before the previous stage has received it. Activations
+        # need no copy: their callable replays only after this microbatch's backward pass, when the next stage has received
+        # them.
         return input_gradients[-1].clone() if from_graphs else input_gradients[-1]
 
     def _repeat_choices(self, chunk: int, number: int) -> None:
@@ -130,12 +131,12 @@ class Microbatches:
 
     def _keep(self, chunk: int, number: int, experts: Sequence[torch.Tensor]) -> None:
         if self.keep_routing:
-            # Copy what the next replay of a layer's graph overwrites. A graph of the whole step keeps its own.
+            # Copy choices that the next replay of a layer's graph would overwrite. A graph of the whole step keeps its own.
             capturing = self.batch.is_cuda and torch.cuda.is_current_stream_capturing()
             self.routing[chunk, number] = experts if capturing else [one.clone() for one in experts]
 
     def _count(self, chunk: int, tokens_per_expert: torch.Tensor | None) -> None:
         if tokens_per_expert is not None:
             so_far = self.tokens_per_expert.get(chunk)
-            # Copy, since the next replay of a graph overwrites its outputs.
+            # Copy, because the next replay of a graph overwrites its outputs.
             self.tokens_per_expert[chunk] = tokens_per_expert.clone() if so_far is None else so_far + tokens_per_expert

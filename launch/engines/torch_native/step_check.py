@@ -20,13 +20,13 @@ from launch.engines.torch_native.train_step import TrainStep
 
 @dataclass(eq=False)
 class TorchNativeStep:
-    """``updates``: the graph holds the optimizer too."""
+    """The next step of the engine. ``updates`` is whether the graph also contains the optimizer."""
 
     train_step: TrainStep
     runner: GraphedStep
     updates: bool
     _is_compiled: bool = field(init=False)
-    """Whether the uncaptured code is compiled whole too: then nothing reaches into it."""
+    """Whether the uncaptured code is compiled as a whole, so that hooks and repeated choices cannot reach into it."""
     _norm: torch.Tensor = field(init=False, default_factory=lambda: torch.zeros(()))
     _repeated: Mapping[str, RepeatedChoice] = field(init=False, default_factory=dict)
 
@@ -35,7 +35,7 @@ class TorchNativeStep:
             self._is_compiled = isinstance(self.train_step.model, CompiledModel)
 
     def state(self) -> list[torch.Tensor]:
-        """Return weights, moments and expert biases if the graph updates them. Each step clears the gradients itself."""
+        """Return weights, moments and expert biases if the graph updates them. Each step clears its gradients itself."""
         if not self.updates:
             return []
         routers = (router for chunk in self.train_step.chunks for router in chunk.routers())
@@ -55,7 +55,10 @@ class TorchNativeStep:
 
     @contextmanager
     def perturbed(self) -> Iterator[bool]:
-        """Only the first stage of a pipeline has the first layer. Code that is compiled whole runs no hooks."""
+        """Perturb the first layer, which only the first pipeline stage has.
+
+        Yield False if the uncaptured code is compiled whole, because it then runs no hooks, or if routers hide choices.
+        """
 
         def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
             return next_after(outputs[0]), *outputs[1:]
@@ -113,9 +116,10 @@ class TorchNativeStep:
 
     @property
     def _hides_choices(self) -> bool:
-        """Return whether rounding may change more than the experts that are kept and repeated.
+        """Whether rounding may change other choices than those that are kept and repeated.
 
-        Tokens beyond a capacity are dropped, and a balancing loss beside an expert bias counts choices without that bias.
+        Two choices are hidden: which tokens exceed the capacity, and the choice without expert bias that a balancing loss
+        counts.
         """
         model = self.train_step.chunks[0].context.model
         biased = model.moe_router_enable_expert_bias and model.moe_aux_loss_coeff != 0
@@ -131,7 +135,7 @@ class TorchNativeStep:
 
     @contextmanager
     def _repeating(self, repeated: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Make routers choose ``repeated``. Compiled code cannot: it keeps its own choices."""
+        """Make routers choose ``repeated``. Compiled code cannot repeat choices and makes its own."""
         step = self.train_step
         self._repeated = {} if self._is_compiled else {name: RepeatedChoice(each) for name, each in repeated.items()}
         if self._repeated:

@@ -1,4 +1,4 @@
-"""The device work of one optimizer step, in the parts that can be captured. The host reads nothing in it."""
+"""The device work of one optimizer step, in parts that can be captured. The host reads no result in it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class TrainStep:
 
     Attributes:
         model: runs a chunk that is the whole model.
-        graphed: (chunk, microbatch) -> what runs in place of a layer, by the layer's name.
-        keep_routing: whether ``microbatches`` keeps the experts of each token, and outputs of layers if it ``observes_layers``.
-        repeated: what routers choose in place of their own choice.
-        microbatches: those of the last step. A replay makes those of its capture the last.
+        graphed: (chunk, microbatch) -> replacements of layers, by the layer's name.
+        keep_routing: whether ``microbatches`` keeps the experts of each token and, with ``observes_layers``, outputs of layers.
+        repeated: choices that routers repeat instead of making their own.
+        microbatches: the microbatches of the last step; after a replay of the whole step, those of its capture.
     """
 
     mesh: ParallelMesh
@@ -57,7 +57,7 @@ class TrainStep:
         )  # fmt: skip
         self.pipeline.run(microbatches.forward, microbatches.backward)
         self.main.finish()
-        # Only the last stage has losses; they are zero on others.
+        # Only the last stage has losses. They are zero on other stages.
         loss = microbatches.losses.mean()
         all_reduce_sum(self.mesh.pp, loss)
         all_reduce_mean(self.mesh.dp, loss)

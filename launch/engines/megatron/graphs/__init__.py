@@ -21,7 +21,7 @@ IMPLEMENTATIONS: Mapping[str, type[MegatronCapture]] = {
 
 
 def make_runner(spec: RunSpec, schedule: Schedule, optimizer: Any) -> StepRunner:
-    """Return what runs the forward and backward passes of ``spec``."""
+    """Return the runner of the forward and backward passes of ``spec``, eager or graphed."""
     settings = spec.cuda_graph
     if settings.impl == "none":
         return EagerStep(schedule.run, settings.warmup_steps)

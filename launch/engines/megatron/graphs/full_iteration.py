@@ -1,4 +1,4 @@
-"""One graph of all microbatches, forward and backward, and of the reduction over ranks. The optimizer runs after it."""
+"""One graph of a step: all microbatches, forward and backward, and the reduction over ranks. The optimizer runs after it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from launch.engines.megatron.schedule import Schedule
 class FullIteration(MegatronCapture):
     """Wraps Megatron-Core's schedule in its FullCudaGraphWrapper.
 
-    The wrapper copies each microbatch into a static buffer on its own stream. In 0.16.1 that stream waits for nothing: a
-    replay has ended before the next copy only because the host reads the gradient norm in between. Its state is in class
-    attributes: one run per process (full_cuda_graph.py).
+    The wrapper copies each microbatch into a static buffer on its own stream. In 0.16.1 that stream waits for no other. A
+    replay ends before the next copy only because the host reads the gradient norm in between. The wrapper's state is in class
+    attributes, so a process can have one run (full_cuda_graph.py).
     """
 
     mechanism = "FullCudaGraphWrapper, one graph of a step's forward and backward passes"
@@ -44,7 +44,7 @@ class FullIteration(MegatronCapture):
         torch.cuda.synchronize()
         begun = time.perf_counter()
         loss = self._schedule.run(batch)
-        # Do not wait for the device: the first replay follows the capture and is only enqueued here.
+        # Do not wait for the device, because the first replay follows the capture and is only enqueued here.
         self._capture_seconds = time.perf_counter() - begun
         if self.is_captured:
             self.graphs = self.replays_per_step = 1

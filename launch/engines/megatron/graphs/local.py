@@ -17,15 +17,15 @@ from launch.engines.megatron.side_stream import on_stream
 
 
 class LocalCudaGraphs(MegatronCapture):
-    """Captures at the end of the first step, in the order in which layers ran in it.
+    """Captures at the end of the first step, in the order in which layers ran.
 
-    The first step runs eagerly and records that order. Each capture follows ``cuda_graph.warmup_steps`` passes over zeros
-    (megatron-core 0.16.1 pipeline_parallel/schedules.py:693, transformer/cuda_graphs.py:906). Without a pipeline one pair
-    of graphs serves all microbatches. Otherwise each microbatch of a step has its own.
+    The first step runs eagerly and records this order. Before each capture, Megatron runs ``cuda_graph.warmup_steps`` passes
+    over zeros (megatron-core 0.16.1 pipeline_parallel/schedules.py:693, transformer/cuda_graphs.py:906). Without a pipeline,
+    all microbatches use one pair of graphs. Otherwise each microbatch of a step has its own pair.
     """
 
     mechanism = "CudaGraphManager, a forward and a backward graph for each layer"
-    # A GPT layer is captured whole, whichever part of it the scope names (transformer/transformer_layer.py:467).
+    # A GPT layer is captured whole, even if the scope names only a part of it (transformer/transformer_layer.py:467).
     scope = ()
 
     def __init__(self, spec: RunSpec, schedule: Schedule, optimizer: Any) -> None:
@@ -43,7 +43,7 @@ class LocalCudaGraphs(MegatronCapture):
         return bool(runners) and all(runner.cudagraph_created for runner in runners)
 
     def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
-        """Run the step. The schedule captures after its last call, which finalizes gradients."""
+        """Run the step. The schedule captures after it has finalized gradients, its last call."""
         config, begun = self._schedule.config, 0.0
         finalize = config.finalize_model_grads_func
 
@@ -60,7 +60,7 @@ class LocalCudaGraphs(MegatronCapture):
         on_stream(stream)
         self._capture_seconds = time.perf_counter() - begun
         self.graphs = sum(2 for runner in self._runners if runner.cudagraph_created)
-        # A transformer block has a manager too, which runs nothing in training.
+        # A transformer block also has a manager, which runs nothing in training.
         layers = sum(bool(manager.cudagraph_runners) for manager in self._managers)
         self.replays_per_step = layers * self._microbatches
         if self.is_captured:
@@ -83,5 +83,5 @@ class LocalCudaGraphs(MegatronCapture):
 
 
 def _call_uncaptured(manager: Any, layer: Any, inputs: Any, named: Any) -> Any:
-    """Call ``layer`` as its manager does where it has no graph (megatron-core 0.16.1 transformer/cuda_graphs.py:1607)."""
+    """Call ``layer`` as its manager does without a graph (megatron-core 0.16.1 transformer/cuda_graphs.py:1607)."""
     return torch.nn.Module.__call__(layer, *inputs, **named)

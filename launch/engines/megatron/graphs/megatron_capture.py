@@ -1,4 +1,4 @@
-"""What Megatron-Core's graph implementations have in common."""
+"""The common base of Megatron-Core's graph implementations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launch.engines.megatron.schedule import Schedule
 
 
 class MegatronCapture(GraphedStep):
-    """Expects replays from the step after the capture on: the capture step itself runs without them or is not counted."""
+    """Expects replays from the step after the capture on. The capture step has no replays, or they are not counted."""
 
     replays_capture_step = False
 
@@ -29,7 +29,7 @@ class MegatronCapture(GraphedStep):
 
     @abstractmethod
     def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
-        """Run the capture step's passes, and capture before, in or after them. Return the loss, shape ()."""
+        """Run the passes of the capture step, and capture before, during or after them. Return the loss, shape ()."""
 
     def capture(self, batch: torch.Tensor) -> StepOutput:
         settings = self._settings

@@ -1,4 +1,4 @@
-"""Transformer Engine's graphed callables in place of layers, or of their first parts."""
+"""Transformer Engine's graphed callables, which replace layers or their first parts."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from launch.engines.megatron.schedule import Schedule
 class LayerCallables(MegatronCapture):
     """Captures before the step, through Megatron-Core's helper.
 
-    Without a pipeline one set of callables serves all microbatches. Otherwise each microbatch of a step has its own,
-    captured in the order of the schedule. The capture begins with warm-up passes over inputs of ones. It ends with zeroed
-    gradients and router counts (megatron-core 0.16.1 transformer/cuda_graphs.py:2117, :2195).
+    Without a pipeline, all microbatches use one set of callables. Otherwise each microbatch of a step has its own set, captured
+    in the order of the schedule. The capture begins with warm-up passes over inputs of ones. It ends by setting gradients and
+    router counts to zero (megatron-core 0.16.1 transformer/cuda_graphs.py:2117, :2195).
     """
 
     mechanism = "TECudaGraphHelper, a forward and a backward graph for each layer"
@@ -39,7 +39,7 @@ class LayerCallables(MegatronCapture):
         training = spec.training
         self.scope = spec.cuda_graph.scope
         self._gathers_in_forward = spec.parallelism.overlap_param_gather
-        # The helper reads the number of microbatches from a global.
+        # The helper reads the number of microbatches from a global variable.
         reconfigure_num_microbatches_calculator(
             dist.get_rank(), None, training.global_batch_size, training.micro_batch_size, spec.parallelism.dp
         )
@@ -71,7 +71,7 @@ class LayerCallables(MegatronCapture):
 
     @contextmanager
     def uncaptured(self) -> Iterator[None]:
-        """A layer without callables runs its own code."""
+        """Remove the callables inside the context, so that layers run their own code."""
         with ExitStack() as stack:
             for layer in self._helper.flattened_callables:
                 stack.enter_context(replaced(layer, "cuda_graphs", []))

@@ -1,6 +1,6 @@
-"""Repairs of known faults of Megatron-Core, by the names under which a recipe asks for them (``cuda_graph.mend``).
+"""Repairs of known faults of Megatron-Core, by their names in a recipe (``cuda_graph.mend``).
 
-Each lasts as long as the engine. launch/support/megatron.py knows the releases that have the fault.
+A repair is active as long as the engine exists. launch/support/megatron.py lists the releases that have the fault.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keep the input of a local graph until its backward pass has read it.
 
-Megatron-Core 0.16.1 returns the buffer to a pool before (transformer/cuda_graphs.py:995). Megatron-LM pull request 4433 removed
-the pool. Without returns, graphs take more memory.
+Megatron-Core 0.16.1 returns the buffer to a pool too early (transformer/cuda_graphs.py:995). This repair never returns it, so
+graphs take more memory. Megatron-LM pull request 4433 removed the pool.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Capture the attention of a YaRN model with its positions.
 
-TECudaGraphHelper gives captured attention the rotary embedding for the type ``rope`` alone (0.16.1 transformer/cuda_graphs.py:1863,
-0.19.2 :2296), and a graphed callable ignores keywords that it was not captured with. Here the helper's static inputs get the
-embedding of GPTModel's own forward pass (models/gpt/gpt_model.py, ``_preprocess``). No release and no pull request mends it.
+TECudaGraphHelper passes a rotary embedding to captured attention only for the type ``rope`` (0.16.1
+transformer/cuda_graphs.py:1863, 0.19.2 :2296), and a graphed callable ignores keywords that it was not captured with. Here the
+helper's static inputs get the embedding of GPTModel's own forward pass (models/gpt/gpt_model.py, ``_preprocess``). No release
+or pull request corrects this fault.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def positions_captured() -> Iterator[None]:
     make_inputs = TECudaGraphHelper._get_sample_arguments
 
     def with_positions(helper: Any, *arguments: Any, **named: Any) -> tuple[list[Any], list[dict[str, Any]]]:
-        """Return the static inputs of each layer and microbatch, and its keywords: the embedding is (sequence, 1, 1, channels)."""
+        """Return the static inputs and keywords of each layer and microbatch. The embedding is (sequence, 1, 1, channels)."""
         inputs, keywords = make_inputs(helper, *arguments, **named)
         model = next(chunk for chunk in helper.chunks_with_decoder if chunk is not None)
         length = model.rotary_pos_emb.get_rotary_seq_len(None, model.decoder, inputs[0][0], helper.config, None)

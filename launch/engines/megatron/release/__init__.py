@@ -1,4 +1,4 @@
-"""Where releases of Megatron-Core differ: one adapter each, of which the installed release takes its own."""
+"""Adapters for the differences between releases of Megatron-Core. The installed release determines which one is used."""
 
 from __future__ import annotations
 

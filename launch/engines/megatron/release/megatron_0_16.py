@@ -10,7 +10,7 @@ from megatron.core.utils import get_batch_on_this_cp_rank
 
 
 def cut_for_context_parallelism(batch: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Cut each (microbatch size, sequence) tensor to this rank's (microbatch size, sequence / cp)."""
+    """Return this rank's part of each tensor: (microbatch size, sequence) -> (microbatch size, sequence / cp)."""
     cut: Mapping[str, torch.Tensor] = get_batch_on_this_cp_rank(batch)
     return cut
 

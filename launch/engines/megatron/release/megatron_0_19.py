@@ -11,8 +11,8 @@ from megatron.core.utils import get_batch_on_this_cp_rank
 
 
 def cut_for_context_parallelism(batch: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Return this rank's part of each tensor of (microbatch size, sequence): (microbatch size, sequence / cp)."""
-    # Without a group it cuts by the rank in the whole world, and says nothing.
+    """Return this rank's part of each tensor: (microbatch size, sequence) -> (microbatch size, sequence / cp)."""
+    # Without a group, Megatron-Core silently cuts by the rank in the whole world.
     group = parallel_state.get_context_parallel_group()
     cut: Mapping[str, torch.Tensor] = get_batch_on_this_cp_rank(batch, is_hybrid_cp=False, cp_group=group)
     return cut

@@ -21,7 +21,7 @@ IMPLEMENTATIONS: Mapping[str, Callable[[RunSpec, TrainStep], GraphedStep]] = {
 
 
 def make_runner(spec: RunSpec, train_step: TrainStep) -> StepRunner:
-    """Return what runs the steps of ``spec``."""
+    """Return the runner of the steps of ``spec``, eager or graphed."""
     settings = spec.cuda_graph
     if settings.impl != "none":
         return IMPLEMENTATIONS[settings.impl](spec, train_step)

@@ -1,4 +1,4 @@
-"""One graph of a whole step: all microbatches, the reduction over ranks and, if the recipe asks for it, the optimizer."""
+"""One graph of a whole step: all microbatches, the reduction over ranks and, if the recipe says so, the optimizer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from launch.engines.torch_native.train_step import TrainStep
 
 
 class FullIteration(GraphedStep):
-    """Copies the batch into a static buffer before each replay, and copies loss and norm out after it.
+    """Copies the batch into a static buffer before each replay, and copies loss and norm out afterwards.
 
-    The learning rate is a tensor on the device. The warm-up has used every communicator, so that all of them exist.
+    The learning rate is a tensor on the device. The warm-up has used every communicator, so all of them exist at the capture.
     """
 
     mechanism = "torch.cuda.graph around the step"
@@ -29,18 +29,18 @@ class FullIteration(GraphedStep):
         self._as_compiled = forbid_compilation if spec.training.compile == "whole" else nullcontext
         self._graph = torch.cuda.CUDAGraph()
         self._static: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Microbatches] | None = None
-        """Batch, loss, gradient norm and microbatches of the capture. Only the batch is not graph memory. The norm is None
+        """Batch, loss, gradient norm and microbatches of the capture. All but the batch are graph memory. The norm is None
         without the optimizer."""
         self._keeps_routing = spec.step_checks > 0
 
     def capture(self, batch: torch.Tensor) -> StepOutput:
-        """Capturing executes nothing: the step runs by the replay after it."""
+        """Capture the step, then replay it, because a capture executes nothing."""
         static_batch = batch.clone()
         with self._timing_capture():
-            # As torch.cuda.graph does, but without emptying PyTorch's cache of pinned memory, which took two seconds.
+            # Do as torch.cuda.graph does, but do not empty PyTorch's cache of pinned memory, which took two seconds.
             torch.cuda.empty_cache()
             with torch.cuda.stream(torch.cuda.Stream()), self._as_compiled():
-                # thread_local, since NCCL's watchdog queries events from another thread meanwhile.
+                # thread_local, because NCCL's watchdog queries events from another thread during the capture.
                 self._graph.capture_begin(capture_error_mode="thread_local")
                 self._train_step.keep_routing = self._keeps_routing
                 loss = self._train_step.forward_backward(static_batch)

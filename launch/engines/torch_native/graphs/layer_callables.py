@@ -1,7 +1,7 @@
 """Layers, or parts of them, as graphed callables of PyTorch or Transformer Engine.
 
-A callable's static memory (outputs, saved activations, gradients) belongs to one microbatch from its forward to its
-backward pass. So each microbatch in flight has callables of its own.
+One microbatch owns a callable's static memory (outputs, saved activations, gradients) from its forward to its backward pass. So
+each microbatch in flight has its own callables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from launch.engines.torch_native.parallel.pipeline_schedule import Action, in_fl
 from launch.engines.torch_native.train_step import TrainStep
 
 WARMUP_PASSES = 3
-"""Passes of each callable before its capture, in which cuBLAS and Triton choose kernels."""
+"""The passes of each callable before its capture. In these, cuBLAS and Triton choose kernels."""
 
 Named = tuple[str, str]
 """The names of a layer and of one of its parts."""
@@ -40,17 +40,17 @@ class _Captured:
 
 
 Callables = Sequence[Sequence[Mapping[Named, _Captured]]]
-"""By chunk, then by microbatch in flight."""
+"""Callables by chunk, then by microbatch in flight."""
 
 PartsOfChunk = Callable[[int], dict[Named, Part]]
-"""New parts of a chunk each time: a graphed callable takes the place of its part's forward."""
+"""Returns new parts of a chunk at each call, because a graphed callable replaces the ``forward`` of its part."""
 
 
 class _LayerCallables(GraphedStep):
     """Replaces layers, or parts of them, by graphed callables.
 
-    Gradients of parameters come in static memory too, which the next replay overwrites (pytorch/pytorch#181723). The hooks
-    of FlatParameters add them to the main gradients before that.
+    Parameter gradients are in static memory too, which the next replay overwrites (pytorch/pytorch#181723). The hooks of
+    FlatParameters add them to the main gradients before that.
     """
 
     def __init__(self, spec: RunSpec, train_step: TrainStep) -> None:
@@ -61,7 +61,8 @@ class _LayerCallables(GraphedStep):
 
     def capture(self, batch: torch.Tensor) -> StepOutput:
         with self._timing_capture():
-            # AccumulateGrad nodes keep the stream of this capture. A hook adds up gradients on the stream of the pass.
+            # AccumulateGrad nodes keep the stream of this capture, which is harmless: a hook adds gradients on the pass's
+            # stream.
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
             actions = self._train_step.pipeline.actions
             self._callables = self.make_callables(
@@ -93,7 +94,7 @@ class _LayerCallables(GraphedStep):
     def _sample(self) -> torch.Tensor:
         """Return random activations, (microbatch size, sequence or this rank's shard, hidden_size).
 
-        Equal tokens would all go to the same experts. The run's own generators do not advance.
+        They are random because equal tokens would all go to the same experts. The run's own generators do not advance.
         """
         device, pipeline = self._train_step.mesh.device, self._train_step.pipeline
         generator = torch.Generator(device).manual_seed(0)
@@ -115,7 +116,7 @@ class _LayerCallables(GraphedStep):
         }
 
     def _graphed(self, chunk: int, microbatch: int) -> Mapping[str, RunLayer]:
-        """Return what runs in place of each layer of ``chunk`` for ``microbatch``."""
+        """Return the replacement of each graphed layer of ``chunk`` for ``microbatch``."""
         in_flight = self._callables[chunk]
         calls: dict[str, dict[str, Callable[..., Any]]] = {}
         for (layer, kind), captured in in_flight[microbatch % len(in_flight)].items():
@@ -134,10 +135,10 @@ class _LayerCallables(GraphedStep):
 
 
 class TorchCallables(_LayerCallables):
-    """Gives each microbatch in flight a memory pool of its own.
+    """Gives each microbatch in flight its own memory pool.
 
-    Callables are captured one after the other but replayed in turn. In a shared pool, one microbatch's replay would
-    overwrite memory that another freed at its capture.
+    Callables are captured one after another, but replays of different microbatches alternate. In a shared pool, one
+    microbatch's replay would overwrite memory that another one's capture had freed.
     """
 
     mechanism = "torch.cuda.make_graphed_callables, a forward and a backward graph for each part"
@@ -151,7 +152,7 @@ class TorchCallables(_LayerCallables):
 
 
 class TransformerEngineCallables(_LayerCallables):
-    """Captures a whole step in the order of the schedule, so that microbatches that are never alive together share memory."""
+    """Captures a whole step in the order of the schedule. Microbatches that are never in flight together share memory."""
 
     mechanism = "transformer_engine.pytorch.make_graphed_callables, a forward and a backward graph for each part"
 
@@ -193,7 +194,7 @@ def _capture_microbatch(parts: dict[Named, Part], sample: torch.Tensor) -> dict[
 
 
 def _inputs(part: Part, sample: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return a copy of ``sample`` for each input of ``part``: static buffers of a capture must not be shared."""
+    """Return a copy of ``sample`` for each input of ``part``, because captures must not share static buffers."""
     return tuple(sample.clone().requires_grad_() for _ in range(part.inputs))
 
 

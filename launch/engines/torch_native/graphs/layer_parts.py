@@ -1,8 +1,8 @@
 """The parts of a layer that a scope names, and a layer assembled from graphed parts.
 
 Scopes are those of Megatron-Core (transformer/transformer_layer.py), with two differences. The norm before the MLP is fused
-with the residual sum, and belongs to ``attn``. Rows move after ``moe_preprocess``; Megatron-Core's all-to-all dispatcher
-permutes a rank's own rows in it.
+with the residual sum and belongs to ``attn``. Rows move only after ``moe_preprocess``, while Megatron-Core's all-to-all
+dispatcher permutes a rank's own rows within it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from launch.engines.torch_native.moe.layer import MixtureOfExperts, Preprocessed
 
 
 class Part(nn.Module):
-    """A part of a layer in the form that graphed callables need: a module with its parameters, from tensors to tensors.
+    """A part of a layer in the form that graphed callables need: a module with its parameters that maps tensors to tensors.
 
-    Other values in its output (sizes, None) are the same in every call. :meth:`rebuild` restores them.
+    Other values in its output (sizes, None) are the same in every call, and :meth:`rebuild` restores them.
     """
 
     def __init__(self, compute: Callable[..., Any], modules: Sequence[nn.Module], inputs: int) -> None:

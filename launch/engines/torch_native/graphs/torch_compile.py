@@ -1,4 +1,4 @@
-"""torch.compile: model and loss, forward and backward, compiled by Inductor; on CUDA in CUDA graphs (reduce-overhead)."""
+"""torch.compile: Inductor compiles model and loss, forward and backward; on CUDA in CUDA graphs (reduce-overhead)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from launch.engines.torch_native.train_step import TrainStep
 class Compiled(GraphedStep):
     """Counts a compilation of the whole model as a graph, and an execution of the compiled code as a replay.
 
-    Every microbatch from the capture step on must be a replay. With ``training.compile: whole`` the warm-up runs the same
-    code, compiled without graphs. On a CPU the backend around Inductor counts executions. On CUDA Inductor's cudagraph
-    trees run a compiled function twice before it is a CUDA graph: once for memory, once to record it.
+    Every microbatch from the capture step on must be a replay. With ``training.compile: whole`` the warm-up runs the same code,
+    compiled without graphs. On a CPU, a backend that wraps Inductor counts executions. On CUDA, Inductor's cudagraph trees run
+    a compiled function twice before it is a CUDA graph: once to warm up, once to record it.
     """
 
     def __init__(self, spec: RunSpec, train_step: TrainStep) -> None:
@@ -61,13 +61,13 @@ class Compiled(GraphedStep):
 
     def _run_compiled(self, tokens: torch.Tensor, observe: ObserveOutput) -> Losses:
         if self._on_cuda:
-            # What the previous microbatch left in graph memory is no longer needed.
+            # The results of the previous microbatch in graph memory are no longer needed.
             torch.compiler.cudagraph_mark_step_begin()
             self.counter.replays += 1
         return self._model(tokens, observe)
 
     def _backend(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        # Importing Inductor takes seconds, which an eager run should not pay.
+        # Import Inductor only here: it takes seconds, which an eager run should not pay.
         from torch._inductor.compile_fx import compile_fx
 
         compiled = cast(Callable[..., Any], compile_fx(graph, inputs))
@@ -81,7 +81,7 @@ class Compiled(GraphedStep):
 
 def _seconds_compiling() -> float:
     """Return the time that Dynamo has spent compiling in this process."""
-    # Importing Dynamo takes as long as all the rest of torch, which an eager run should not pay.
+    # Import Dynamo only here: it takes as long as the rest of torch, which an eager run should not pay.
     from torch._dynamo import utils
 
     seconds: float = utils.calculate_time_spent()["total_wall_time"]

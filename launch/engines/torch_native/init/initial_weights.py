@@ -1,4 +1,4 @@
-"""Initial weights from (seed, parameter name) alone: the same for every layout and order of construction."""
+"""Initial weights, which depend only on (seed, parameter name). They are equal for every layout and order of construction."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def initial_weights(
 ) -> torch.Tensor:
     """Return the whole parameter ``name``, or its part for expert number ``expert``, in float32 of ``shape``.
 
-    Norms are one, biases and sinks zero, all else normal with standard deviation ``init_std``.
+    Norms are 1. Biases and sinks are 0. All others are normal with standard deviation ``init_std``, smaller for projections
+    into the residual stream.
     """
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)
@@ -57,7 +58,7 @@ def named_weights(module: nn.Module, model: Model) -> dict[str, tuple[nn.Paramet
 
 
 def _normal(seed: int, name: str, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Draw standard normal numbers, float32 of ``shape``. Every precision rounds the same numbers."""
+    """Return standard normal numbers, float32 of ``shape``. They do not depend on the training precision."""
     key = hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]
     generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
     return torch.randn(shape, generator=generator, device=device, dtype=torch.float32)

@@ -19,18 +19,18 @@ from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.parallel.sharding import Sharding
 
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""The E2M1 number of each four bits, sign first (OCP Microscaling Formats 1.0, section 5.3.3)."""
+"""The E2M1 number for each value of four bits, sign first (OCP Microscaling Formats 1.0, section 5.3.3)."""
 E8M0_BIAS, E8M0_NAN = 127, 255
 
 Open = Callable[[str], Any]
-"""A tensor's name -> its safetensors slice. Indexing it reads that part."""
+"""Takes a tensor's name and returns its safetensors slice. Indexing the slice reads that part of the file."""
 
 
 @torch.no_grad()
 def load_weights(decoder: nn.Module, context: BuildContext) -> None:
-    """Fill every parameter of ``decoder``, or this rank's part of it, in its own precision and on its own device.
+    """Fill every parameter of ``decoder``, or this rank's part of it, in the parameter's precision and on its device.
 
-    Additional memory is bounded by the tensors of one parameter.
+    This takes at most as much additional memory as the tensors of one parameter.
 
     Raises:
         CheckpointError: the checkpoint is unreadable, of another model, or has numbers that are not finite.
@@ -41,7 +41,7 @@ def load_weights(decoder: nn.Module, context: BuildContext) -> None:
     with _open_tensors(checkpoint) as tensors:
         for name, (parameter, sharding) in named_weights(decoder, context.model).items():
             _fill(parameter, entries[name], tensors, sharding, context)
-            # aminmax propagates NaN, and allocates nothing of the parameter's size.
+            # aminmax propagates NaN and allocates no memory of the parameter's size.
             if not torch.stack(parameter.aminmax()).isfinite().all():
                 names = _not_finite(entries[name], tensors, parameter.dtype)
                 raise checkpoint.not_finite(names, str(parameter.dtype).removeprefix("torch."))
@@ -61,7 +61,7 @@ def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _open_tensors(checkpoint: Checkpoint) -> Iterator[Open]:
-    """Map each file into memory once, when it is first needed."""
+    """Yield a function that opens tensors. It maps each file into memory once, when first needed."""
     safetensors = import_package("safetensors", "safetensors", "model.weights", "pip install safetensors")
     files: dict[Path, Any] = {}
     with ExitStack() as stack:
@@ -99,7 +99,7 @@ def _expert(entry: Entry, names: list[str], tensors: Open, number: int, experts:
 
 
 def _not_finite(entry: Entry, tensors: Open, dtype: torch.dtype) -> list[str]:
-    """Return the tensors of a parameter that are not finite; all of them for MXFP4, whose raw bytes are always finite."""
+    """Return the tensors of a parameter that are not finite. For MXFP4 return all, because its raw bytes are always finite."""
     names = [tensor.name for tensor in entry.tensors]
     return [name for name in names if not tensors(name)[:].to(dtype).isfinite().all()] or names
 

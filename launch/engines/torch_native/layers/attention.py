@@ -14,7 +14,7 @@ from launch.engines.torch_native.parallel.tensor_parallel import ColumnParallelL
 
 
 class Attention(nn.Module):
-    """``num_attention_heads`` query heads share ``num_query_groups`` heads of keys and values."""
+    """Self-attention in which ``num_attention_heads`` query heads share ``num_query_groups`` heads of keys and values."""
 
     def __init__(self, context: BuildContext, number: int) -> None:
         super().__init__()

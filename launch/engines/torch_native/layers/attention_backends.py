@@ -1,6 +1,6 @@
-"""Core attention: from queries, keys and values to the attention output, by one of several backends.
+"""Core attention: compute the attention output from queries, keys and values, by one of several backends.
 
-On a GPU no backend materializes a sequence-by-sequence matrix.
+On a GPU, no backend materializes a sequence-by-sequence matrix.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from launch.engines.packages import import_package
 from launch.engines.torch_native.layers.rotary import Rotary
 
 Backend = Literal["sdpa", "flex", "transformer_engine", "plain"]
-"""``plain`` computes the matrix of scores, for masks and sinks that SDPA does not support on a CPU."""
+"""``plain`` materializes the matrix of scores, for masks and sinks that SDPA does not support on a CPU."""
 
 FUSED_KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-"""Kernels for SDPA on a GPU, fastest first. Its math kernel would materialize the matrix of scores."""
+"""The kernels of SDPA on a GPU, fastest first. The math kernel is left out because it materializes the matrix of scores."""
 
 
 class Positions(NamedTuple):
@@ -108,12 +108,12 @@ class CoreAttention:
             num_gqa_groups=model.num_query_groups // tp,
             qkv_format="bshd",
             attn_mask_type="causal",
-            # How many positions (before, after) its own a query attends to; -1 is all.
+            # The number of positions (before, after) its own that a query attends to; -1 means all.
             window_size=(window - 1, 0) if window else (-1, 0),
             softmax_type="learnable" if model.attention_sinks else "vanilla",
         )
         if model.attention_sinks:
-            # Its own parameter. Each call sets this layer's sinks instead.
+            # This is Transformer Engine's own parameter. Each call sets this layer's sinks instead.
             del attention.softmax_offset
         return attention
 

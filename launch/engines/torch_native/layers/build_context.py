@@ -1,4 +1,4 @@
-"""Settings that every module of a decoder is built from."""
+"""The settings from which every module of a decoder is built."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class BuildContext:
     """Settings of a decoder on this rank.
 
     Attributes:
-        eod_token: ends a document in packed sequences. The next token has position 0, and attends to none before it. None:
-            a sequence is one document.
+        eod_token: ends a document in packed sequences. The next token has position 0 and attends to no token before it. None
+            means that a sequence is one document.
     """
 
     model: Model

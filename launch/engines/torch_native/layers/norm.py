@@ -9,7 +9,7 @@ from launch.engines.torch_native.parallel.sharding import Sharding
 
 
 class Norm(nn.Module):
-    """Every rank holds the weight whole. ``sharding`` determines whether its gradient is partial."""
+    """The weight of an RMSNorm, whole on every rank. ``sharding`` determines whether its gradient is partial."""
 
     def __init__(self, width: int, sharding: Sharding) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
 """Operations between the matrix products of a decoder, as functions that can be compiled one by one.
 
-Compiled (``training.compile: elementwise``), each is one or two kernels. For bfloat16 inputs, sums and squares are in
-float32.
+Each compiles to one or two kernels (``training.compile: elementwise``). For bfloat16 inputs, sums and squares are in float32.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 def add_and_norm(
     x: torch.Tensor, change: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``x + change`` and its RMSNorm, each (..., width) as ``x`` and ``change``."""
+    """Return ``x + change`` and its RMSNorm, each (..., width) like ``x`` and ``change``."""
     x = x + change
     return x, rms_norm(x, weight, epsilon)
 
 
 def norm_and_rotate(heads: torch.Tensor, weight: torch.Tensor | None, epsilon: float, rotary: Rotary) -> torch.Tensor:
-    """Norm each head if there is a weight, then rotate the channel pairs (i, i + kv_channels / 2). The shape stays.
+    """Normalize each head if there is a weight, then rotate the channel pairs (i, i + kv_channels / 2). Keep the shape.
 
     Args:
         heads: (batch, sequence, heads, kv_channels).
@@ -40,7 +39,7 @@ def norm_and_rotate(heads: torch.Tensor, weight: torch.Tensor | None, epsilon: f
         heads = rms_norm(heads, weight, epsilon)
     cos, sin = rotary
     first, second = heads.chunk(2, dim=-1)
-    # cos and sin in float32 promote each product, so that the result is rounded once.
+    # cos and sin in float32 promote each product to float32, so the result is rounded once.
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return rotated.to(heads.dtype)
 
@@ -59,12 +58,12 @@ def clamped_quick_gelu_glu(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def weighted_swiglu(gate_up: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """As :func:`swiglu`, with each row multiplied by its weight, shape (...)."""
+    """Return :func:`swiglu` with each row multiplied by its weight, shape (...)."""
     return (swiglu(gate_up) * weight.unsqueeze(-1)).to(gate_up.dtype)
 
 
 def weighted_clamped_quick_gelu_glu(gate_up: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """As :func:`clamped_quick_gelu_glu`, with each row multiplied by its weight, shape (...)."""
+    """Return :func:`clamped_quick_gelu_glu` with each row multiplied by its weight, shape (...)."""
     return (clamped_quick_gelu_glu(gate_up) * weight.unsqueeze(-1)).to(gate_up.dtype)
 
 
@@ -86,7 +85,7 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 class Elementwise:
-    """The functions of this module, eager. An instance may have compiled ones instead."""
+    """The functions of this module, eager. An instance may contain compiled functions instead."""
 
     rms_norm = staticmethod(rms_norm)
     add_and_norm = staticmethod(add_and_norm)
@@ -100,11 +99,11 @@ class Elementwise:
 
 
 ROW_FUNCTIONS = ("weighted_swiglu", "weighted_clamped_quick_gelu_glu", "gather_sum")
-"""Functions of rows whose number differs between layers with the all-to-all dispatcher."""
+"""Functions whose number of rows differs between layers with the all-to-all dispatcher."""
 
 
 def compiled() -> Elementwise:
-    """Compile every function, for static shapes. Row functions get a dynamic shape once the number of rows changes.
+    """Return an instance whose functions are compiled for static shapes. Row functions become dynamic if the row count changes.
 
     The first call of a function imports Inductor.
     """

@@ -13,9 +13,9 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
 def rotary_tables(model: Model, positions: torch.Tensor, dtype: torch.dtype) -> Rotary:
-    """Return the tables of cosine and sine in ``dtype``. Position p rotates channel pair i by p times its frequency.
+    """Return the tables of cosine and sine in ``dtype``. Position p rotates channel pair i by p times the pair's frequency.
 
-    Angles are in float64: at position 100,000 float32 has an error of 0.008 radians.
+    Angles are in float64, because float32 has an error of 0.008 radians at position 100,000.
 
     Args:
         positions: int64 (1 or batch, sequence).
@@ -37,7 +37,7 @@ def rotary_frequencies(model: Model, device: torch.device) -> torch.Tensor:
 
 
 def attention_factor(model: Model) -> float:
-    """Return YaRN's factor of queries and of keys: 0.1 ln(factor) + 1 (Peng et al., arXiv:2309.00071, equation 22)."""
+    """Return YaRN's factor on queries and keys: 0.1 ln(factor) + 1 (Peng et al., arXiv:2309.00071, equation 22)."""
     if model.rope_scaling != "yarn" or model.rope_scaling_factor <= 1:
         return 1.0
     return 0.1 * math.log(model.rope_scaling_factor) + 1.0
@@ -46,7 +46,7 @@ def attention_factor(model: Model) -> float:
 def _llama3(model: Model, plain: torch.Tensor) -> torch.Tensor:
     """Divide low frequencies by the factor, keep high ones, and interpolate between: float64 (kv_channels / 2,) -> the same.
 
-    As ``apply_scaling`` of meta-llama/llama-models, models/llama3/model.py.
+    This is ``apply_scaling`` of meta-llama/llama-models, models/llama3/model.py.
     """
     turns = model.rope_original_max_position * plain / (2 * math.pi)
     low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
@@ -69,6 +69,6 @@ def _yarn(model: Model, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _pair_with_rotations(model: Model, rotations: float) -> float:
-    """Return the fractional index of the pair that makes so many rotations within the original length."""
+    """Return the fractional index of the channel pair that makes ``rotations`` rotations within the original length."""
     length = model.rope_original_max_position / (rotations * 2 * math.pi)
     return model.kv_channels * math.log(length) / (2 * math.log(model.rotary_base))

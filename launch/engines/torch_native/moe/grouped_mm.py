@@ -1,4 +1,4 @@
-"""Grouped GEMM: one matrix product per expert over tokens sorted by expert. No shape depends on the routing."""
+"""Grouped GEMM: one matrix product per expert over tokens sorted by expert. Shapes do not depend on the routing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# A sequence, since PyTorch accepts a single tag only from 2.13 on (torch/_library/custom_ops.py:622 of 2.11).
+# A sequence, because PyTorch accepts a single tag only from 2.13 on (torch/_library/custom_ops.py:622 of 2.11).
 UNSAFE = (torch.Tag.cudagraph_unsafe,)
 
 
@@ -17,10 +17,10 @@ def grouped_mm(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> 
     Args:
         x: (rows, inputs), sorted by expert.
         weight: (experts, inputs, outputs).
-        offsets: int32 (experts,), where each expert's rows end; the last is ``rows``.
+        offsets: int32 (experts,), the end of each expert's rows; the last is ``rows``.
     """
-    # PyTorch's function keeps the offsets on the device in bfloat16 on CUDA alone. In other precisions it reads them on the
-    # host. PyTorch 2.13 rejects float64 on a CPU, and under torch.compile float32 too.
+    # PyTorch's function keeps the offsets on the device only for bfloat16 on CUDA. In other precisions it reads them on the
+    # host. On a CPU, PyTorch 2.13 rejects float64, and under torch.compile also float32.
     if x.device.type == "cuda" and x.dtype == torch.bfloat16:
         return nn.functional.grouped_mm(x, weight, offs=offsets)
     product: torch.Tensor = _rows(x, weight, offsets)
@@ -29,10 +29,10 @@ def grouped_mm(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> 
 
 @torch.library.custom_op("launch::grouped_mm", mutates_args=(), tags=UNSAFE)
 def _rows(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """As :func:`grouped_mm`, by a loop that Dynamo does not trace.
+    """Compute :func:`grouped_mm` by a loop that Dynamo does not trace.
 
-    On CUDA the host waits for the offsets, so that such experts are not captured (docs/rules.md,
-    capture.native_fp32_experts), and Inductor leaves them between its CUDA graphs.
+    On CUDA the host waits for the offsets. So such experts cannot be captured (docs/rules.md, capture.native_fp32_experts), and
+    Inductor leaves them outside its CUDA graphs.
     """
     out = x.new_empty(x.shape[0], weight.shape[2])
     start = 0
@@ -44,7 +44,7 @@ def _rows(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch
 
 @torch.library.custom_op("launch::grouped_mm_weight_gradient", mutates_args=(), tags=UNSAFE)
 def _weight_gradient(x: torch.Tensor, gradient: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """(rows, inputs), (rows, outputs) -> (experts, inputs, outputs)."""
+    """Return the gradient of the weight: (rows, inputs), (rows, outputs) -> (experts, inputs, outputs)."""
     out = x.new_empty(offsets.numel(), x.shape[1], gradient.shape[1])
     start = 0
     for expert, end in enumerate(offsets.tolist()):

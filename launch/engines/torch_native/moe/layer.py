@@ -18,18 +18,18 @@ from launch.engines.torch_native.parallel.sharding import Sharding
 
 
 class RoutingStats(NamedTuple):
-    """What a step keeps of the routing."""
+    """The results of the routing that a step keeps."""
 
     loss: torch.Tensor
     """The router's auxiliary loss over this rank's tokens, shape (). Sum it over the tensor-parallel group."""
     tokens_per_expert: torch.Tensor
-    """int64 (experts,): how many of this rank's tokens chose each expert."""
+    """int64 (experts,): the number of this rank's tokens that chose each expert."""
     experts: torch.Tensor
     """int64 (T, topk): the experts of each of this rank's tokens."""
 
 
 class Preprocessed(NamedTuple):
-    """What is known before any token moves: the routing, the shared expert's output and the permutation."""
+    """The results before any token moves: the routing, the shared expert's output and the permutation."""
 
     routing: Routing
     shared: torch.Tensor | None
@@ -37,10 +37,10 @@ class Preprocessed(NamedTuple):
 
 
 class MixtureOfExperts(nn.Module):
-    """Gated experts behind a top-k router, and a shared expert where the model has one.
+    """Gated experts behind a top-k router, and a shared expert if the model has one.
 
-    Dropless without ``moe_expert_capacity_factor``. Experts are sharded over ``ep``, never over the tensor-parallel group:
-    each of its ranks routes a shard of the sequence.
+    Without ``moe_expert_capacity_factor`` no token is dropped. Experts are sharded over ``ep``, never over the tensor-parallel
+    group: each rank of that group routes a shard of the sequence.
     """
 
     def __init__(self, context: BuildContext) -> None:
@@ -67,8 +67,8 @@ class MixtureOfExperts(nn.Module):
 
     def route(self, x: torch.Tensor) -> tuple[Routing, torch.Tensor | None]:
         """Run the router and the shared expert on (batch, sequence, hidden_size): Megatron's scope moe_router."""
-        # The view makes autograd sum the gradients of router and shared expert here first. Captured as one part they are
-        # summed in this order too, so that eager and graphed runs agree to the bit.
+        # The view makes autograd first sum the gradients of router and shared expert. If both are captured as one part, their
+        # gradients are summed in this order too. So eager and graphed runs agree to the bit.
         x = x.view_as(x)
         shared = None if self.shared is None else recompute_if("shared_experts" in self.recomputed, self.shared)(x)
         return self.router(self.tp.scatter_tokens(x).flatten(0, 1)), shared
@@ -93,14 +93,15 @@ class MixtureOfExperts(nn.Module):
     def _experts(self, rows: torch.Tensor, weights: torch.Tensor, permutation: ExpertPermutation) -> torch.Tensor:
         """Run each row through its expert and multiply it by its weight: (R, hidden_size), (R,) -> (R, hidden_size).
 
-        The weight is applied between the two products, where rows are narrower. So the second bias is weighted separately.
+        The weight is applied between the two products, where rows are narrower. The second bias is therefore weighted
+        separately.
         """
         if self.gate_up_bias is None or self.down_bias is None:
             return self._down(_product(rows, self.gate_up, permutation), weights, permutation)
         member = _membership(permutation, rows.dtype)
         gate_up = torch.addmm(_product(rows, self.gate_up, permutation), member, self.gate_up_bias)
         if permutation.holes and permutation.capacity is None:
-            # Rows behind the last expert's are uninitialized. Neither they nor their gradients may reach a bias.
+            # Rows after the last expert's rows are uninitialized. Neither they nor their gradients may reach a bias.
             gate_up = gate_up.masked_fill(~member.any(1, keepdim=True), 0.0)
         weighted = (member * weights.unsqueeze(1)).to(rows.dtype)
         return torch.addmm(self._down(gate_up, weights, permutation), weighted, self.down_bias)
@@ -117,7 +118,7 @@ class MixtureOfExperts(nn.Module):
 def _membership(permutation: ExpertPermutation, dtype: torch.dtype) -> torch.Tensor:
     """Return (R, experts) of ``dtype``: 1 where a row belongs to an expert, otherwise 0.
 
-    A product with it adds biases. Its gradient sums in a fixed order, unlike the gradient of indexing by expert.
+    A product with this matrix adds biases. Its gradient sums in a fixed order, unlike the gradient of indexing by expert.
     """
     row = torch.arange(len(permutation.tokens), device=permutation.ends.device).unsqueeze(1)
     starts = torch.cat((permutation.ends.new_zeros(1), permutation.ends[:-1]))
@@ -125,7 +126,7 @@ def _membership(permutation: ExpertPermutation, dtype: torch.dtype) -> torch.Ten
 
 
 def _product(rows: torch.Tensor, weight: torch.Tensor, permutation: ExpertPermutation) -> torch.Tensor:
-    """(R, inputs) times its expert's matrix of (experts, inputs, outputs) -> (R, outputs)."""
+    """Multiply each row by its expert's matrix: (R, inputs), (experts, inputs, outputs) -> (R, outputs)."""
     if permutation.capacity is None:
         return grouped_mm(rows, weight, permutation.ends)
     return torch.bmm(rows.view(len(weight), permutation.capacity, -1), weight).flatten(0, 1)

@@ -1,6 +1,6 @@
 """Token permutation: from tokens to rows sorted by expert, and back.
 
-T tokens choose topk experts each. Every shape follows from the configuration alone, and the host reads nothing: the
+Each of T tokens chooses topk experts. Every shape follows from the configuration, and the host reads no tensor, so the
 permutation can be captured.
 """
 
@@ -16,33 +16,33 @@ from launch.engines.torch_native.layers.pointwise import Elementwise
 
 
 class ExpertPermutation(NamedTuple):
-    """R rows sorted by expert, for T * topk choices. An index behind the last row or token stands for zeros."""
+    """R rows sorted by expert, for T * topk choices. An index after the last row or token stands for zeros."""
 
     tokens: torch.Tensor
     """int64 (R,): the token of each row."""
     choices: torch.Tensor
-    """int64 (R,): the choice of each row, token * topk + which of its experts."""
+    """int64 (R,): the choice of each row, which is token * topk + its position among the token's experts."""
     rows: torch.Tensor
     """int64 (T, topk): the row of each choice."""
     ends: torch.Tensor
-    """int32 (experts,): where each expert's rows end. Rows behind the last end belong to no expert."""
+    """int32 (experts,): the end of each expert's rows. Rows after the last end belong to no expert."""
     capacity: int | None
     """Rows of each expert, if all have the same number; otherwise None."""
     holes: bool
-    """Whether some rows have no choice, or some choices no row."""
+    """Whether some rows may have no choice, or some choices no row."""
 
 
 def expert_capacity(model: Model, tokens: int) -> int | None:
-    """Return the rows per expert: its even share of the choices times the capacity factor. None without token dropping.
+    """Return the rows per expert: an even share of the choices times the capacity factor; None without token dropping.
 
-    As Megatron-Core's ``get_capacity``.
+    The formula is that of Megatron-Core's ``get_capacity``.
     """
     factor = model.moe_expert_capacity_factor
     return None if factor is None else math.ceil(tokens * model.moe_router_topk / model.num_moe_experts * factor)
 
 
 def dropless_permutation(experts: torch.Tensor, tokens_per_expert: torch.Tensor) -> ExpertPermutation:
-    """Give every choice a row.
+    """Return the permutation that gives every choice a row.
 
     Args:
         experts: int64 (T, topk).
@@ -56,9 +56,9 @@ def dropless_permutation(experts: torch.Tensor, tokens_per_expert: torch.Tensor)
 
 
 def local_experts_permutation(experts: torch.Tensor, first: int, count: int) -> ExpertPermutation:
-    """Give choices of the ``count`` experts from ``first`` on a row, and all other choices none.
+    """Return the permutation that gives rows only to choices of the ``count`` experts from ``first`` on.
 
-    There are rows for the worst case, in which every token chooses as many of these experts as it can.
+    There are enough rows for the worst case, in which every token chooses as many of these experts as it can.
 
     Args:
         experts: int64 (T, topk).
@@ -78,7 +78,9 @@ def local_experts_permutation(experts: torch.Tensor, first: int, count: int) -> 
 def padded_permutation(
     weights: torch.Tensor, experts: torch.Tensor, tokens_per_expert: torch.Tensor, capacity: int
 ) -> ExpertPermutation:
-    """Give every expert ``capacity`` rows, and drop its choices of least weight beyond them. Rows left over are zero.
+    """Return the permutation that gives every expert ``capacity`` rows. It drops excess choices, those of least weight.
+
+    Unused rows are zero.
 
     Args:
         weights: (T, topk).
@@ -122,14 +124,14 @@ class TokenPermuter(NamedTuple):
         return self._move(rows, self.permutation.tokens, self.permutation.rows, sums=True)
 
     def compute(self, x: torch.Tensor, taken: torch.Tensor, places: torch.Tensor, sums: bool) -> torch.Tensor:
-        """Select the rows of ``x`` that ``taken`` names, or sum those that each group of ``places`` names.
+        """Select the rows ``taken`` of ``x``, or sum the rows of each group of ``places``.
 
         Args:
             x: (n, width).
-            taken: indices (m,): the row of each result without ``sums``.
-            places: indices (groups, size): the rows of each result with ``sums``.
+            taken: without ``sums``, the row of each result: indices (m,).
+            places: with ``sums``, the rows of each result: indices (groups, size).
         """
-        # One row of zeros, to which indices behind the last row refer.
+        # Add a row of zeros, to which indices after the last row refer.
         extended = torch.cat((x, x.new_zeros(1, *x.shape[1:]))) if self.permutation.holes else x
         return self.elementwise.gather_sum(extended, places) if sums else extended[taken]
 
@@ -138,10 +140,10 @@ class TokenPermuter(NamedTuple):
 
 
 class _Move(torch.autograd.Function):
-    """Select rows of ``x`` by index, or ``sums`` of them. Each is the gradient of the other.
+    """Select rows of ``x`` by index, or sum them. Each operation is the gradient of the other.
 
-    The gradient of PyTorch's indexing adds rows up slowly, and in no fixed order. Here ``places`` names the rows to which
-    each row of ``x`` went, and the gradient gathers them.
+    The gradient of PyTorch's indexing adds rows slowly and in no fixed order. Here ``places`` has the rows to which each row of
+    ``x`` went, and the gradient gathers them.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: which experts each token goes to, and with which weights."""
+"""The router of a mixture of experts: it chooses the experts of each token and their weights."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from launch.engines.torch_native.parallel.process_groups import Group
 from launch.engines.torch_native.parallel.tensor_parallel import TensorParallel
 
 TINY = 1e-20
-"""Avoids a division by zero where all scores of a token underflow, as in Megatron-Core."""
+"""Avoids a division by zero if all scores of a token underflow, as in Megatron-Core."""
 
 
 class Routing(NamedTuple):
-    """Where each of T tokens goes."""
+    """The experts of each of T tokens, with weights and losses."""
 
     weights: torch.Tensor
-    """(T, topk), at least float32: the factor of each chosen expert's output."""
+    """(T, topk), at least float32: the factor on each chosen expert's output."""
     experts: torch.Tensor
     """int64 (T, topk)."""
     loss: torch.Tensor
-    """Auxiliary losses over these tokens, shape (). Their sum over the tensor-parallel group is the loss."""
+    """Shape (): the auxiliary losses of these tokens. Their sum over the tensor-parallel group is the loss."""
     tokens_per_expert: torch.Tensor
-    """int64 (experts,): how many of these tokens chose each expert."""
+    """int64 (experts,): the number of these tokens that chose each expert."""
 
 
 @dataclass(eq=False)
 class RepeatedChoice:
-    """Experts that another computation chose for T tokens, and how the router that repeats the choice scores them."""
+    """Experts that another computation chose for T tokens, and the scores of the router that repeats this choice."""
 
     experts: torch.Tensor
     """int64 (T, topk)."""
     scores: torch.Tensor = field(init=False)
-    """(T, topk): what the router ranks these experts by."""
+    """(T, topk): the values by which the router ranks these experts."""
     gap: torch.Tensor = field(init=False)
-    """Shape (): the most by which a token's own choice scores higher, summed over its experts."""
+    """Shape (): the largest lead of a token's own choice over the repeated one, in scores summed over its experts."""
 
     @torch.no_grad()
     def score(self, ranked: torch.Tensor) -> None:
-        """Set ``scores`` and ``gap`` from what the router ranks experts by, (T, experts)."""
+        """Set ``scores`` and ``gap`` from the values by which the router ranks experts, (T, experts)."""
         self.scores = ranked.gather(-1, self.experts)
         best = ranked.topk(self.experts.shape[-1], dim=-1).values
         self.gap = (best.sum(-1) - self.scores.sum(-1)).max()
 
 
 class Router(nn.Module):
-    """A linear gate in at least float32, since rounding router logits to bfloat16 changes which experts are chosen.
+    """A linear gate in at least float32, because rounding router logits to bfloat16 changes which experts are chosen.
 
-    ``expert_bias`` is not a parameter. It affects the choice but not the weights, and moves against each expert's load
-    after every step (Wang et al., 2024, arXiv:2408.15664; Megatron-Core's ``moe_router_enable_expert_bias``).
+    ``expert_bias`` is not a parameter. It affects the choice but not the weights. After every step it moves against each
+    expert's load (Wang et al., 2024, arXiv:2408.15664; Megatron-Core's ``moe_router_enable_expert_bias``).
     """
 
     expert_bias: torch.Tensor | None
@@ -66,11 +66,11 @@ class Router(nn.Module):
         self.bias = nn.Parameter(torch.empty(model.num_moe_experts)) if model.add_bias_linear else None
         self.register_buffer("expert_bias", None)
         self.repeated: RepeatedChoice | None = None
-        """The choice for the next forward pass; None: the router's own."""
+        """The choice for the next forward pass; None lets the router choose."""
         self.shardings = {name: tp.inside_sharding for name, _ in self.named_parameters()}
 
     def reset_expert_bias(self) -> None:
-        """Set the expert bias to zero, in float32 for every precision: an update is below the resolution of bfloat16."""
+        """Set the expert bias to zero. It is always float32, because updates are below the resolution of bfloat16."""
         if self.model.moe_router_enable_expert_bias:
             self.expert_bias = torch.zeros(len(self.weight), dtype=torch.float32, device=self.weight.device)
 
@@ -101,9 +101,9 @@ class Router(nn.Module):
 def choose_experts(
     logits: torch.Tensor, model: Model, expert_bias: torch.Tensor | None, repeated: RepeatedChoice | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Router logits (T, experts) -> weights and int64 indices of the chosen experts, each (T, topk).
+    """Choose experts: router logits (T, experts) -> weights and int64 indices of the chosen experts, each (T, topk).
 
-    With ``repeated`` these are its experts.
+    With ``repeated``, the indices are those of its experts.
     """
     if model.moe_router_order == "topk_then_softmax":
         chosen, experts = _choose(logits, model.moe_router_topk, repeated)
@@ -120,7 +120,7 @@ def choose_experts(
 
 
 def _choose(ranked: torch.Tensor, topk: int, repeated: RepeatedChoice | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ``topk`` largest of (T, experts), or those of ``repeated``, and their indices, each (T, topk)."""
+    """Return the ``topk`` largest values of (T, experts), or those of ``repeated``, and their indices, each (T, topk)."""
     if repeated is None:
         chosen, experts = ranked.topk(topk, dim=-1)
         return chosen, experts
@@ -159,7 +159,7 @@ def router_loss(logits: torch.Tensor, tokens_per_expert: torch.Tensor, model: Mo
 
 
 def load_balancing_loss(probabilities: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
-    """Return experts * sum over experts of (share of choices) * (mean probability), shape (); 1 if both are uniform.
+    """Return E * sum over E experts of (share of choices) * (mean probability), shape (). It is 1 if both are uniform.
 
     Equation 4 of Fedus et al., Switch Transformers (arXiv:2101.03961), over one microbatch as in Megatron-Core's
     ``switch_load_balancing_loss_func``.

@@ -1,6 +1,6 @@
-"""Token dispatchers: they bring tokens to the ranks of their experts, and the results back.
+"""Token dispatchers: they send tokens to the ranks of their experts, and the results back.
 
-E experts lie in order on ep ranks, E / ep on each. This rank has T tokens of width H, each with k chosen experts.
+E experts are distributed in order over ep ranks, E / ep on each. This rank has T tokens of width H, each with k chosen experts.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from launch.engines.torch_native.parallel import collectives
 from launch.engines.torch_native.parallel.process_groups import Group
 
 Experts = Callable[[torch.Tensor, torch.Tensor, ExpertPermutation], torch.Tensor]
-"""Rows (R, H), weights (R,) and their permutation -> rows (R, H)."""
+"""Maps rows (R, H), weights (R,) and their permutation to rows (R, H)."""
 
 
 @dataclass(frozen=True)
 class LocalDispatcher:
-    """For experts that are all on this rank; the base of the others."""
+    """The dispatcher for experts that are all on this rank, and the base of the others."""
 
     model: Model
     elementwise: Elementwise
     group: Group
 
     def preprocess(self, routing: Routing) -> ExpertPermutation:
-        """Return the permutation of this rank's tokens over all experts, which is known before they move.
+        """Return the permutation of this rank's tokens over all experts, before they move.
 
-        The host reads nothing.
+        The host reads no tensor.
         """
         capacity = expert_capacity(self.model, len(routing.experts))
         if capacity is None:
@@ -49,7 +49,7 @@ class LocalDispatcher:
     def __call__(
         self, tokens: torch.Tensor, routing: Routing, permutation: ExpertPermutation, experts: Experts
     ) -> torch.Tensor:
-        """Return each token's weighted sum over its experts: (T, H) -> (T, H).
+        """Return the weighted sum over each token's experts: (T, H) -> (T, H).
 
         Args:
             permutation: the result of :meth:`preprocess`.
@@ -60,11 +60,11 @@ class LocalDispatcher:
 
 
 class AllGatherDispatcher(LocalDispatcher):
-    """Gathers all tokens on every rank, runs the rows of its own experts, and sums the results by reduce-scatter.
+    """Gathers all tokens on every rank, runs the rows of the rank's own experts, and sums the results by reduce-scatter.
 
-    All shapes are static and the host reads nothing: the layer can be captured whole. Memory: ep * T tokens and
-    ep * T * min(k, E / ep) rows, for the worst case, instead of T * k. Traffic per rank and direction: (ep - 1) * T * H
-    elements to gather and as many to reduce-scatter, for every k.
+    All shapes are static and the host reads no tensor, so the layer can be captured whole. Memory: ep * T tokens and
+    ep * T * min(k, E / ep) rows (the worst case) instead of T * k. Traffic per rank and direction: (ep - 1) * T * H elements to
+    gather and as many to reduce-scatter, independent of k.
     """
 
     def preprocess(self, routing: Routing) -> ExpertPermutation:
@@ -82,7 +82,7 @@ class AllGatherDispatcher(LocalDispatcher):
         return collectives.reduce_scatter(permuter.unpermute(rows), self.group, 0)
 
     def _kept_experts(self, routing: Routing) -> torch.Tensor:
-        """Return int64 (T, k): the experts of each token, and E where the expert dropped it."""
+        """Return int64 (T, k): the experts of each token, with E in place of an expert that dropped the token."""
         if self.model.moe_expert_capacity_factor is None:
             return routing.experts
         permutation = super().preprocess(routing)
@@ -92,22 +92,22 @@ class AllGatherDispatcher(LocalDispatcher):
 class AllToAllDispatcher(LocalDispatcher):
     """Sends every row to its expert's rank and back.
 
-    Dropless, ranks first exchange how many rows they send, and the host reads the counts to size its buffers: one
-    synchronization per layer. So the experts cannot be captured, though router and preprocessing can. Padded to capacity,
-    all counts are static and the host reads nothing. Memory: the received rows, about T * k with an even load (padded:
-    E * capacity). Traffic per rank and direction: about T * k * H * (ep - 1) / ep elements, there and back.
+    Without a capacity, ranks first exchange their row counts, and the host reads them to size its buffers: one synchronization
+    per layer. So the experts cannot be captured, but router and preprocessing can. With a capacity, all counts are static and
+    the host reads no tensor. Memory: the received rows, about T * k with an even load (with a capacity: E * capacity). Traffic
+    per rank and direction: about T * k * H * (ep - 1) / ep elements, there and back.
     """
 
     def __call__(
         self, tokens: torch.Tensor, routing: Routing, permutation: ExpertPermutation, experts: Experts
     ) -> torch.Tensor:
         permuter = TokenPermuter(permutation, self.elementwise)
-        # (ep, E / ep): how many rows each rank sends to each expert of this rank.
+        # (ep, E / ep): the number of rows that each rank sends to each expert of this rank.
         arriving = self._arriving(permutation, routing)
         per_rank = permutation.capacity
         if per_rank is None:
             leaving = routing.tokens_per_expert.view(self.group.size, -1)
-            # The host waits for the device own.
+            # The host waits for the device here.
             sent, received = torch.stack((leaving.sum(1), arriving.sum(1))).tolist()
         else:
             sent = received = [per_rank * self._count] * self.group.size
@@ -122,7 +122,7 @@ class AllToAllDispatcher(LocalDispatcher):
         return self.model.num_moe_experts // self.group.size
 
     def _arriving(self, permutation: ExpertPermutation, routing: Routing) -> torch.Tensor:
-        """Return int64 (ep, E / ep): how many rows each rank sends to each expert of this rank."""
+        """Return int64 (ep, E / ep): the number of rows that each rank sends to each expert of this rank."""
         if permutation.capacity is not None:
             return torch.full(
                 (self.group.size, self._count), permutation.capacity, device=routing.tokens_per_expert.device
@@ -131,7 +131,7 @@ class AllToAllDispatcher(LocalDispatcher):
         return collectives.all_to_all(routing.tokens_per_expert, self.group, counts, counts).view(self.group.size, -1)
 
     def _received_permutation(self, arriving: torch.Tensor, rows: int, capacity: int | None) -> ExpertPermutation:
-        """Sort received rows by expert: they arrive sorted by rank, then by expert.
+        """Return the permutation that sorts received rows by expert. They arrive sorted by rank, then by expert.
 
         Args:
             arriving: int64 (ep, E / ep).
@@ -143,7 +143,7 @@ class AllToAllDispatcher(LocalDispatcher):
 
 
 def make_dispatcher(model: Model, elementwise: Elementwise, group: Group, kind: str) -> LocalDispatcher:
-    """Return the dispatcher that ``kind``, ``parallelism.dispatcher``, names. A single rank needs none of them."""
+    """Return the dispatcher named by ``kind`` (``parallelism.dispatcher``). A single rank always uses the local one."""
     if group.size == 1:
         return LocalDispatcher(model, elementwise, group)
     return (AllGatherDispatcher if kind == "allgather" else AllToAllDispatcher)(model, elementwise, group)

@@ -15,8 +15,8 @@ from launch.engines.torch_native.optim.fused_kernels import FusedAdamW
 from launch.engines.torch_native.parallel.data_parallel import all_reduce_sum
 
 CONVERTED_ELEMENTS = 2**26
-"""How many gradients are converted to the precision of master weights at once. Converting all would take the memory that
-their lower precision saves."""
+"""The number of gradients converted to the precision of master weights at once. Converting all at once would take the memory
+that their lower precision saves."""
 
 Slice = tuple[torch.Tensor, torch.Tensor]
 """Contiguous master weights and their gradients, each (elements,)."""
@@ -28,7 +28,7 @@ class Optimizer:
     def __init__(self, main: FlatParameters, training: Training) -> None:
         self._main = main
         self._training = training
-        # On the device, so that a captured step reads the learning rate of each replay.
+        # On the device, so that each replay of a captured step reads the current learning rate.
         self._rate = torch.zeros((), device=main.weights.device)
         self._copies_inverse = main.weights.new_tensor([1 / shard.copies for shard in main.shards])
         self._adamw = _AdamW(main, training) if training.compile == "none" else FusedAdamW(main, training)
@@ -44,7 +44,7 @@ class Optimizer:
         return norm
 
     def update_again(self, norm: torch.Tensor) -> None:
-        """Update the weights by gradients that ``update`` has left, whose norm before clipping was ``norm``, shape ()."""
+        """Update the weights with the gradients that ``update`` left. Their norm before clipping was ``norm``, shape ()."""
         scale = None if self._adamw.clips_in_place else clip_scale(norm, self._training.clip_grad)
         self._adamw.step(scale, self._rate)
 
@@ -62,13 +62,13 @@ class Optimizer:
 
 
 class _AdamW:
-    """PyTorch's fused AdamW, over the shards in pieces."""
+    """PyTorch's fused AdamW, applied to the shards in pieces."""
 
     def __init__(self, main: FlatParameters, training: Training) -> None:
         self._main = main
         self._training = training
         self.clips_in_place = main.gradients.dtype == main.weights.dtype
-        # Without a conversion one piece can hold all.
+        # Without a conversion, one piece can contain all slices.
         most = len(main.weights) if self.clips_in_place else CONVERTED_ELEMENTS
         self._pieces = [
             _Piece(slices, training, training.weight_decay if decays else 0.0)
@@ -91,8 +91,8 @@ class _AdamW:
 class _Piece:
     """Slices that one kernel call updates.
 
-    It calls the function and not ``torch.optim.AdamW``, since the constructor of the latter loads Dynamo, which takes as
-    long as the rest of PyTorch's import.
+    It calls the function instead of ``torch.optim.AdamW``, whose constructor loads Dynamo. That takes as long as the rest of
+    PyTorch's import.
     """
 
     slices: list[Slice]
@@ -127,7 +127,7 @@ class _Piece:
 
 
 def _slices(main: FlatParameters, decays: bool, most: int) -> list[Slice]:
-    """Divide the shards of one kind of weight decay into slices of at most ``most`` elements."""
+    """Divide the shards with or without weight decay into slices of at most ``most`` elements."""
     return [
         slice
         for shard in main.shards
@@ -152,6 +152,6 @@ def _pack(slices: Iterable[Slice], most: int) -> list[list[Slice]]:
 def clip_scale(norm: torch.Tensor, limit: float) -> torch.Tensor | None:
     """Return the factor, shape (), that limits a gradient norm of shape () to ``limit``; None for a limit of 0.
 
-    The formula of ``torch.nn.utils.clip_grad_norm_``, without a wait of the host for the norm.
+    The formula is that of ``torch.nn.utils.clip_grad_norm_``, but the host does not wait for the norm.
     """
     return (limit / (norm + 1e-6)).clamp(max=1.0) if limit > 0 else None

@@ -1,4 +1,4 @@
-"""Master weights and main gradients: one flat buffer each, of which parameters are views.
+"""Master weights and main gradients, in one flat buffer each. Parameters are views of the buffers.
 
 So the norm, the clipping, the reduction over ranks and the update take few operations for any number of parameters.
 """
@@ -34,14 +34,14 @@ class OptimizerShard:
 
     decays: bool
     copies: int
-    """How many ranks update the same elements."""
+    """The number of ranks that update the same elements."""
     compute: torch.Tensor
     weights: torch.Tensor
     gradients: torch.Tensor
 
 
 Add = Callable[[torch.Tensor, torch.Tensor, float, bool], None]
-"""(main gradient, gradient, scale, whether it is the first of the step): adds in place. Both tensors have one shape."""
+"""Adds a gradient in place: (main gradient, gradient, scale, whether it is the step's first). Both tensors have one shape."""
 
 
 def _add(into: torch.Tensor, gradient: torch.Tensor, scale: float, first: bool) -> None:
@@ -53,18 +53,19 @@ class FlatParameters:
 
     Master weights have at least float32. If the module computes in their precision, its parameters are views of them.
     After ``finish`` the gradients are means over data-parallel ranks. An expert's gradient covers the tokens of its whole
-    expert-parallel group, so that its sum over ranks has the same divisor as all others.
+    expert-parallel group, so its sum over ranks has the same divisor as all others.
 
-    With ``distributed_optimizer`` a rank has master weights for its part of each bucket alone, and after ``finish`` valid
-    gradients for that part alone.
+    With ``distributed_optimizer`` a rank has master weights only for its part of each bucket. After ``finish`` its gradients
+    are valid only for that part.
 
     Args:
-        shardings: of every parameter by its name; None if all are held whole.
-        gradient_dtype: of main gradients; by default that of the master weights.
-        tied: by its name, the group of a parameter that other pipeline stages hold too, including this rank's stage: an
-            embedding that is also the output layer. The gradients of all are summed.
+        shardings: the sharding of every parameter by name; None if all are whole.
+        gradient_dtype: type of main gradients, by default that of the master weights.
+        tied: for each parameter that other pipeline stages also hold, by name, the group of these stages and this rank's: an
+            embedding that is also the output layer. The gradients of the group are summed.
         bucket_elements: the least number of gradients to reduce at once.
-        add: adds a gradient to its main gradient; by default to a main gradient that was cleared.
+        add: adds a gradient to its main gradient and overwrites it with the step's first; by default, main gradients are
+            cleared before the step.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class FlatParameters:
             shard.weights.copy_(shard.compute)
 
     def owned(self) -> Iterator[tuple[str, OptimizerShard, slice]]:
-        """Yield the elements of parameters that this rank updates: the parameter's name, a shard, and the place in it."""
+        """Yield the parts of parameters that this rank updates: the parameter's name, a shard, and the slice of the shard."""
         for (_, part), shard in zip(self._owned, self.shards, strict=True):
             for number, start in self._starts():
                 first, last = max(start, part.start), min(start + self.parameters[number].numel(), part.stop)
@@ -135,7 +136,7 @@ class FlatParameters:
     def accumulate_gradients(self, share: float, first: bool = False, last: bool = False) -> Iterator[None]:
         """Make ``torch.autograd.grad`` add ``share`` times each gradient to its main gradient as soon as it is computed.
 
-        ``grad`` returns zeros instead of gradients, so that it need not hold those of the whole model.
+        ``grad`` then returns zeros instead of gradients, so it does not hold the gradients of the whole model.
 
         Args:
             first: these are the first gradients of the step for these parameters.
@@ -143,7 +144,7 @@ class FlatParameters:
                 during the backward pass. Otherwise ``finish`` reduces them.
 
         Raises:
-            RuntimeError: by the backward pass, for a parameter that had its last gradient of the step before.
+            RuntimeError: from the backward pass, if a parameter already had its last gradient of the step.
         """
         self._accumulation.scale = share / self.mesh.dims.dp
         self._accumulation.first, self._accumulation.last = first, last
@@ -162,7 +163,7 @@ class FlatParameters:
             self.gradients.zero_()
 
     def finish(self) -> None:
-        """Reduce what was accumulated to the gradients of the step. A collective call."""
+        """Reduce the accumulated gradients over ranks. A collective call."""
         self._reduction.finish()
 
     def write_compute_weights(self) -> None:
@@ -172,16 +173,16 @@ class FlatParameters:
         self.gather_compute_weights()
 
     def gather_compute_weights(self) -> None:
-        """All-gather the compute weights, of which each rank has updated its part. A collective call."""
+        """All-gather the compute weights after each rank has updated its part. A collective call."""
         gather_weights(self._compute, self._buckets)
 
     def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return the view of ``flat``, (elements,), for each parameter, in its shape."""
+        """Return a view of ``flat``, (elements,), for each parameter, in the parameter's shape."""
         shaped = ((self.parameters[number], start) for number, start in self._starts())
         return [flat[start : start + one.numel()].view(one.shape) for one, start in shaped]
 
     def _starts(self) -> Iterator[tuple[int, int]]:
-        """Yield each parameter's index, and the place of its first element in the buffers."""
+        """Yield each parameter's index and the index of its first element in the buffers."""
         for bucket in self._buckets:
             start = bucket.start
             for number in bucket.parameters:
@@ -191,10 +192,10 @@ class FlatParameters:
 
 @dataclass(eq=False)
 class _Accumulation:
-    """The hooks of parameters.
+    """The state of the parameters' hooks.
 
-    It holds no parameters: they would form a cycle with their hooks, and the model's memory would wait for the garbage
-    collector.
+    It has no reference to parameters. They would form a reference cycle with their hooks, and only the garbage collector would
+    free the model's memory.
     """
 
     views: Sequence[torch.Tensor]
@@ -211,13 +212,13 @@ class _Accumulation:
     def take(self, number: int, gradient: torch.Tensor) -> torch.Tensor | None:
         """Add ``gradient`` of parameter ``number``, and return zeros of its shape.
 
-        Autograd calls it as a tensor hook, with the sum over all uses of the parameter.
+        Autograd calls this tensor hook with the sum over all uses of the parameter.
         """
-        # A hook of the AccumulateGrad node would run on the stream on which the node was made, which breaks a capture.
+        # A hook of the AccumulateGrad node would run on the stream where the node was created, which breaks a capture.
         if self.scale is None:
             return None
-        # Autograd calls this hook on the stream where the parameter was first used; after a capture, on the capture's.
-        # A reduction that begins on the stream of the pass would not wait for an addition there.
+        # Autograd calls this hook on the stream where the parameter was first used, or on the capture's stream after a capture.
+        # A reduction that begins on the stream of the pass would not wait for an addition on that stream.
         with torch.cuda.stream(self.stream):
             self.add(self.views[number], gradient, self.scale, self.first)
             if self.last:
@@ -226,7 +227,7 @@ class _Accumulation:
 
 
 def _group_by_kind(kinds: Sequence[Kind]) -> list[int]:
-    """Return the indices of ``kinds``, with equal kinds together and otherwise in order."""
+    """Return the indices of ``kinds``, grouped by equal kind and otherwise in order."""
     first: dict[Kind, int] = {}
     for number, kind in enumerate(kinds):
         first.setdefault(kind, number)
@@ -234,7 +235,7 @@ def _group_by_kind(kinds: Sequence[Kind]) -> list[int]:
 
 
 def _owned(buckets: Sequence[Bucket]) -> list[tuple[Bucket, slice]]:
-    """Return the elements that this rank updates. Neighbours of a kind are merged into one slice."""
+    """Return the elements that this rank updates. Neighbouring slices of one kind are merged."""
     owned: list[tuple[Bucket, slice]] = []
     for bucket in buckets:
         part = bucket.owned

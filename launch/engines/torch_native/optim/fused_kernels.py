@@ -1,7 +1,8 @@
 """Gradient accumulation and AdamW, each compiled to one pass over memory, with ``training.compile``.
 
-Memory bandwidth bounds them. A bfloat16 parameter with the rest in float32 moves 6 bytes for its first microbatch, 10 for
-each other, 4 for the norm and 30 for the update. Separate operators move 4 to clear, 10 per microbatch, 4 and 42.
+Both are bound by memory bandwidth. With a bfloat16 parameter and all else in float32, these kernels move 6 bytes per parameter
+for the first microbatch, 10 for each other microbatch, 4 for the norm and 30 for the update. Separate operators move 4 bytes to
+clear gradients, 10 for each microbatch, 4 for the norm and 42 for the update.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from launch.contract.spec import Training
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 
 LEAST_COMPILED_ELEMENTS = 2**18
-"""Smaller tensors are not worth the host time of a compiled call, tens of microseconds."""
+"""For smaller tensors a compiled call does not pay off: it takes tens of microseconds of host time."""
 CHUNK_ELEMENTS = 2**30
-"""Elements per call. From 2**31 on kernels compute indices in 64 bits."""
+"""The most elements per call. From 2**31 elements on, kernels compute indices in 64 bits."""
 AUTOTUNE_ELEMENTS = 2**23
-"""Elements for autotuning: more bytes than the device caches, and few compared with its memory."""
+"""The number of elements for autotuning: more bytes than the device's caches, but few compared with its memory."""
 
 
 class InPlaceKernel:
-    """A compiled function of tensors of one length, followed by scalars, that writes to some of the tensors.
+    """A compiled function of tensors of one length, followed by scalars. It writes to some of the tensors.
 
     Inductor autotunes block sizes on the arguments of the first call, and restores them after each trial. If copies on the
-    device would raise the peak of memory, it restores from the host (2.11 runtime/triton_heuristics.py:1005). The timing
-    includes that, which makes the choice for large tensors random. So the first call gets short copies, after making sure
-    that there is room for Inductor's own. Results do not depend on block sizes.
+    device would raise the memory peak, it restores them from the host (2.11 runtime/triton_heuristics.py:1005). The measured
+    time then includes this transfer, which makes the choice for large tensors random. So the first call gets short copies, and
+    free memory for Inductor's own copies. Results do not depend on block sizes.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
@@ -40,7 +41,7 @@ class InPlaceKernel:
         if kinds not in self._tuned:
             self._tuned.add(kinds)
             heads = _clone_heads(arguments)
-            # Leaves free memory in the allocator for the copies that Inductor makes.
+            # This leaves free memory in the allocator for Inductor's copies.
             room = _clone_heads(heads)
             del room
             self._compiled(*heads)
@@ -55,7 +56,7 @@ def _clone_heads(arguments: Sequence[torch.Tensor | None]) -> list[torch.Tensor 
 
 
 class FusedAccumulation:
-    """Adds ``scale`` times a gradient to its main gradient. The first of a step overwrites it, so that no clearing is needed."""
+    """Adds ``scale`` times a gradient to its main gradient. The step's first overwrites it, so no clearing is needed."""
 
     def __init__(self) -> None:
         self._overwrite, self._add = InPlaceKernel(_overwrite), InPlaceKernel(_add)
@@ -70,7 +71,7 @@ class FusedAccumulation:
             into.add_(gradient, alpha=scale)
 
     def _on_device(self, scale: float, into: torch.Tensor) -> torch.Tensor:
-        """Return ``scale`` as a tensor of shape (), always the same one, so that a captured step can read it."""
+        """Return ``scale`` as a tensor of shape (). It is the same tensor in every call, so a captured step can read it."""
         if scale not in self._scales:
             dtype = torch.promote_types(into.dtype, torch.float32)
             self._scales[scale] = torch.full((), scale, dtype=dtype, device=into.device)

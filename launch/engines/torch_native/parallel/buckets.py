@@ -1,4 +1,4 @@
-"""Where each parameter lies in the flat buffers: grouped by kind, each kind divided into buckets."""
+"""The layout of parameters in the flat buffers: grouped by kind, with each kind divided into buckets."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from launch.engines.torch_native.parallel.process_groups import Group, ParallelM
 from launch.engines.torch_native.parallel.sharding import Sharding
 
 ALIGNMENT = 64
-"""Each parameter takes a multiple of so many elements: kernels want operands aligned to 128 bytes, in bfloat16 too."""
+"""Each parameter takes a multiple of this many elements. It aligns operands to 128 bytes, also in bfloat16, for kernels."""
 
 BUCKET_ELEMENTS = 2**25
-"""Least size of a bucket: 128 MiB in float32. Smaller buckets do not saturate the links between GPUs. Larger ones leave more
-to reduce after the backward pass. Megatron-Core's buckets have 40 million elements, PyTorch's DDP has 25 MiB."""
+"""The least size of a bucket: 128 MiB in float32. Smaller buckets do not saturate the links between GPUs. Larger buckets leave
+more to reduce after the backward pass. Megatron-Core's buckets have 40 million elements, those of PyTorch's DDP 25 MiB."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Properties that neighbouring parameters of the buffers share."""
+    """The properties that neighbouring parameters in the buffers share."""
 
     decays: bool
     group: Group
-    """Data-parallel ranks: they hold the same values, and sum the gradients of their own microbatches."""
+    """Data-parallel ranks, which have the same values and sum the gradients of their microbatches."""
     partial_groups: tuple[Group, ...]
-    """Groups whose ranks each have a partial gradient, which must be summed first."""
+    """Groups whose ranks have partial gradients, which must be summed first."""
     replicas: int
-    """How many ranks hold the same values."""
+    """The number of ranks that have the same values."""
 
 
 def classify_parameter(
     name: str, parameter: torch.Tensor, sharding: Sharding, mesh: ParallelMesh, tied: Group | None
 ) -> Kind:
-    """Return the kind of parameter ``name``. The ranks of ``tied`` hold the same values, and partial gradients of them."""
+    """Return the kind of parameter ``name``. The ranks of ``tied`` have the same values, but partial gradients."""
     group = mesh.expert_dp if sharding.axis == "ep" else mesh.dp
     partial_groups = [mesh.tp] if sharding.partial else []
     if tied is not None:
@@ -49,7 +49,7 @@ def classify_parameter(
 
 
 def padded_size(parameter: torch.Tensor) -> int:
-    """Return how many elements of the buffers ``parameter`` takes."""
+    """Return the number of elements that ``parameter`` takes in the buffers."""
     return _round_up(parameter.numel(), ALIGNMENT)
 
 
@@ -62,7 +62,8 @@ class Bucket:
     start: int
     end: int
     shards: int
-    """How many equal parts the bucket has. Each rank of ``kind.group`` updates one; with 1 part every rank updates it."""
+    """The number of equal parts of the bucket. Each rank of ``kind.group`` updates one part; a single part is updated by
+    all."""
 
     @property
     def owned(self) -> slice:
@@ -73,7 +74,7 @@ class Bucket:
 
     @property
     def copies(self) -> int:
-        """How many ranks update the same elements as this one."""
+        """The number of ranks that update the same elements as this one, this rank included."""
         return self.kind.replicas // self.shards
 
 
@@ -83,8 +84,8 @@ def make_buckets(places: Sequence[int], kinds: Sequence[Kind], least: int, shard
     Args:
         places: padded size of every parameter, in elements.
         kinds: kind of every parameter; equal kinds are neighbours.
-        sharded: each rank updates a part of every bucket (ZeRO-1, arXiv:1910.02054). Buckets are sharded, not kinds, so
-            that a bucket can be reduce-scattered as soon as its gradients are complete.
+        sharded: whether each rank updates only a part of every bucket (ZeRO-1, arXiv:1910.02054). Buckets are sharded instead
+            of kinds, so a bucket can be reduce-scattered as soon as its gradients are complete.
     """
     buckets: list[Bucket] = []
     start = 0

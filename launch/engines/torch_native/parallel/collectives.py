@@ -1,6 +1,6 @@
 """Differentiable collectives. The backward pass of each is its transpose.
 
-The host reads nothing. All shapes follow from the arguments.
+The host reads no tensor. All shapes follow from the arguments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from launch.engines.torch_native.parallel.process_groups import Group
 
-# PyTorch 2.13 renamed them, and warns of the names that 2.11 has.
+# PyTorch 2.13 renamed these functions and warns about the names of 2.11.
 all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -22,7 +22,7 @@ TensorOp = Callable[[torch.Tensor, Group], torch.Tensor]
 
 
 def copy_to_group(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Return ``x``, which every rank holds: (...) -> (...). Its gradient is the sum over ranks."""
+    """Return ``x``, which is the same on every rank: (...) -> (...). Its gradient is the sum over ranks."""
     return _apply(x, group, _identity, _all_reduce)
 
 
@@ -42,7 +42,7 @@ def reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
 
 
 def scatter_to_group(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """Return this rank's part, along ``dim``, of ``x``: n -> n / ranks. Every rank holds ``x``, and its whole gradient."""
+    """Return this rank's part of ``x`` along ``dim``: n -> n / ranks. Every rank has the whole ``x`` and its whole gradient."""
     return _apply(x, group, partial(_local_part, dim=dim), partial(_all_gather, dim=dim))
 
 

@@ -1,4 +1,4 @@
-"""Reductions over ranks: gradients bucket by bucket during the backward pass, updated weights, and small tensors."""
+"""Collectives over ranks: reduce gradients bucket by bucket during the backward pass, gather weights, reduce small tensors."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from launch.engines.torch_native.parallel.process_groups import Group
 
 
 class GradientReduction:
-    """Replaces gradients by their sums over ranks, once a step. Of a sharded bucket only this rank's part is valid then.
+    """Replaces gradients by their sums over ranks, once per step. In a sharded bucket only this rank's part is then valid.
 
-    All ranks reduce buckets in the same order, by when the last gradient of each is expected. Buckets with partial
-    gradients wait for the end of the backward pass. Otherwise a pipeline stage would wait inside its own backward pass for
-    the other end's share of a tied embedding, and the stages would deadlock. Other partial gradients (norms, biases,
-    routers) are small.
+    All ranks reduce buckets in the same order: by when the last gradient of each bucket is expected. Buckets with partial
+    gradients wait for the end of the backward pass. Otherwise a pipeline stage would wait inside its backward pass for the
+    other end's share of a tied embedding, and the stages would deadlock. Other partial gradients (norms, biases, routers) are
+    small.
 
-    With more than two ranks, the last bits of the sums depend on the division into buckets: a collective adds in an
-    order that depends on the position in its buffer.
+    With more than two ranks, the last bits of the sums depend on the division into buckets, because the order in which a
+    collective adds depends on the position in its buffer.
 
     Args:
         gradients: the flat buffer, shape (elements,).
         expected: for every parameter, the position of its gradient in the backward pass.
-        names: of every parameter, for messages.
+        names: the name of every parameter, for messages.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GradientReduction:
         """Note that a parameter has its gradients of all microbatches, and begin the reductions that this allows.
 
         Raises:
-            RuntimeError: the parameter was ready before in this step. Its bucket may have been reduced without the rest.
+            RuntimeError: the parameter was already ready in this step, so its bucket may have been reduced too early.
         """
         awaited = self._awaited[self._place[parameter]]
         if parameter not in awaited:
@@ -63,7 +63,7 @@ class GradientReduction:
             self._reduce_next()
 
     def finish(self) -> None:
-        """Reduce the remaining buckets and wait for all. With NCCL only the stream waits, with gloo the host."""
+        """Reduce the remaining buckets and wait for all. With NCCL only the stream waits; with gloo the host waits."""
         while self._begun < len(self._buckets):
             self._reduce_next()
         for work in self._works:
@@ -71,7 +71,7 @@ class GradientReduction:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step, whether or not the one before has ended."""
+        """Begin a step, whether or not the previous one has ended."""
         self._begun = 0
         self._awaited = [set(bucket.parameters) for bucket in self._buckets]
         self._works: list[dist.Work] = []
@@ -92,7 +92,7 @@ class GradientReduction:
 
 
 def gather_weights(weights: torch.Tensor, buckets: Sequence[Bucket]) -> None:
-    """All-gather sharded buckets of ``weights``, (elements,), in place, from the part that each rank has updated."""
+    """All-gather sharded buckets of ``weights``, (elements,), in place. Each rank has updated its part."""
     works = [
         all_gather_single(
             weights[bucket.start : bucket.end],

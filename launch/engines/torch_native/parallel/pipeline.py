@@ -1,4 +1,4 @@
-"""Pipeline parallelism: runs a rank's actions, and passes activations and gradients between the ranks of a pipeline."""
+"""Pipeline parallelism: run a rank's actions, and send activations and gradients between the ranks of a pipeline."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from launch.engines.torch_native.parallel.pipeline_schedule import (
 from launch.engines.torch_native.parallel.process_groups import ParallelMesh
 
 Pass = Callable[[int, int, torch.Tensor | None], torch.Tensor | None]
-"""A forward pass: (chunk, microbatch, activation) -> activation for the next virtual stage. The argument is None in the first
-virtual stage; the result is None in the last. The argument is a new tensor outside of any autograd graph.
+"""A forward pass: (chunk, microbatch, activation) -> activation for the next virtual stage. The input activation is None in the
 
-A backward pass: (chunk, microbatch, gradient of the output) -> gradient of the input activation. The argument is None in the
-last virtual stage; the result is None in the first."""
+first virtual stage, and the result is None in the last. The input is a new tensor outside of any autograd graph.
+A backward pass: (chunk, microbatch, gradient of the output) -> gradient of the input activation. The output gradient is None in
+the last virtual stage, and the result is None in the first."""
 
 
 @dataclass(frozen=True)
@@ -49,23 +49,23 @@ class _SendQueue:
 
 
 class Pipeline:
-    """This rank's part of a pipeline. All ranks of the world construct it at the same time, once a run.
+    """This rank's part of a pipeline. All ranks of the world construct it at the same time, once per run.
 
-    Every edge (a pair of neighbours and a direction) has its own process group, and with NCCL its own communicator and
-    stream. Both ends of an edge send and receive in the same order, so that transfers on different edges cannot deadlock.
-    The host reads nothing and negotiates no shape: a step can be captured whole.
+    Every edge (a pair of neighbours and a direction) has its own process group, and with NCCL its own communicator and stream.
+    Both ends of an edge send and receive in the same order, so transfers on different edges cannot deadlock. The host reads no
+    tensor and negotiates no shape, so a step can be captured whole.
 
-    torch.distributed.pipelining (as of 2.13) does not fit. Its stages call backward(), which accumulates into .grad. Its
-    first step reads the result of shape inference on the host. Both directions of a stage share one process group, so that
-    looped schedules deadlock when captured (pytorch/torchtitan#4591).
+    torch.distributed.pipelining (as of 2.13) is not suitable. Its stages call backward(), which accumulates into .grad. Its
+    first step reads the result of shape inference on the host. Both directions of a stage share one process group, so looped
+    schedules deadlock when captured (pytorch/torchtitan#4591).
 
     Args:
         mesh: ``mesh.pp`` is the pipeline. A pipeline of one rank has no communication.
         schedule: see :func:`launch.engines.torch_native.parallel.pipeline_schedule.actions`.
         chunks: virtual stages per rank (vpp).
-        microbatches: per step, on this rank.
-        shape: of every activation between virtual stages, and of its gradient; the same on every rank of a pipeline.
-        dtype: of every activation and gradient between virtual stages.
+        microbatches: the number of microbatches per step on this rank.
+        shape: shape of every activation between virtual stages and of its gradient, the same on every rank of a pipeline.
+        dtype: type of every activation and gradient between virtual stages.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Pipeline:
         calls: dict[Kind, Pass] = {"forward": forward, "backward": backward}
         next_receive = self._receive(self.actions[0])
         for action, following in zip(self.actions, (*self.actions[1:], None), strict=True):
-            # The receive for the following action is posted before this action runs: the transfer overlaps it.
+            # Post the receive of the following action before this action runs, so that the transfer overlaps it.
             receive, next_receive = next_receive, self._receive(following) if following else None
             received = None
             if receive:
@@ -104,10 +104,10 @@ class Pipeline:
             outgoing.wait_until(0)
 
     def _connect(self, edge: Edge, rank: int) -> None:
-        """Create the edge's process group, and pass a first tensor if this rank is at one of its ends.
+        """Create the edge's process group, and transfer a first tensor if this rank is at one of its ends.
 
-        NCCL connects two ranks at their first transfer, where each waits for the other. All ranks do that here in the same
-        order, so that it can neither deadlock in the first step nor happen inside a capture.
+        NCCL connects two ranks at their first transfer, where each waits for the other. All ranks connect here in the same
+        order, so the connection cannot deadlock in the first step or happen inside a capture.
         """
         name = f"pipeline {edge.kind} {edge.source} to {edge.destination}"
         process_group = dist.new_group([edge.source, edge.destination], group_desc=name)
@@ -120,11 +120,11 @@ class Pipeline:
             dist.recv(first, edge.source, process_group)
 
     def _receive(self, action: Action) -> tuple[torch.Tensor, dist.Work] | None:
-        """Post the receive of the input of ``action``, a tensor of ``shape`` and ``dtype``. Return it with its work."""
+        """Post the receive of the input of ``action``, a tensor of ``shape`` and ``dtype``. Return the tensor and its work."""
         if not action.receives:
             return None
         edge, process_group = self._incoming[action.kind]
-        # A new buffer each time: an activation lives until its backward pass.
+        # Use a new buffer each time, because an activation lives until its backward pass.
         tensor = torch.empty(self.shape, dtype=self.dtype, device=self._device)
         work = dist.irecv(tensor, edge.source, process_group)
         assert work is not None

@@ -1,7 +1,7 @@
 """The order of forward and backward passes on each pipeline rank. Pure, without torch.
 
-The layers are divided into ``stages * chunks`` virtual stages. Rank ``stage`` holds virtual stage ``chunk * stages + stage``
-for each chunk, so that neighbouring virtual stages are on neighbouring ranks.
+The layers are divided into ``stages * chunks`` virtual stages. Rank ``stage`` has virtual stage ``chunk * stages + stage`` for
+each chunk, so neighbouring virtual stages are on neighbouring ranks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Kind = Literal["forward", "backward"]
 
 SENDS_IN_FLIGHT = 2
-"""How many sends on an edge may be in flight, which bounds the memory of sent tensors. With balanced stages the receiver
-takes one before the sender has a third, under every schedule here, so that nobody waits. With a limit of one, slightly
-unbalanced stages would wait."""
+"""The number of sends on an edge that may be in flight, which bounds the memory of sent tensors. With balanced stages and any
+schedule here, the receiver takes the first tensor before the sender has a third, so no rank waits. With a limit of one,
+slightly unbalanced stages would wait."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,15 @@ class Action:
     chunk: int
     microbatch: int
     receives: bool
-    """Whether it takes a tensor from another rank: forward in all but the first virtual stage, backward in all but the last."""
+    """Whether it receives a tensor from another rank: forward in all but the first virtual stage, backward in all but the
+    last."""
     sends: bool
-    """Whether it gives a tensor to another rank: forward in all but the last virtual stage, backward in all but the first."""
+    """Whether it sends a tensor to another rank: forward in all but the last virtual stage, backward in all but the first."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A pair of ranks of the world, and what the first sends to the second: activations (forward) or gradients (backward)."""
+    """Two ranks of the world, and what the first sends to the second: activations (forward) or gradients (backward)."""
 
     kind: Kind
     source: int
@@ -43,8 +44,9 @@ class Edge:
 
 
 def actions(schedule: Schedule, stage: int, stages: int, chunks: int, microbatches: int) -> tuple[Action, ...]:
-    """Return what rank ``stage`` of ``stages`` runs in a step: warm-up forwards, alternating forwards and backwards, and the
-    remaining backwards.
+    """Return the actions of rank ``stage`` of ``stages`` in a step.
+
+    These are warm-up forwards, alternating forwards and backwards, and the remaining backwards.
 
     - gpipe (Huang et al. 2019): all forwards, then all backwards; every microbatch is in flight at once.
     - 1f1b (Narayanan et al. 2019): ``stages - stage`` microbatches are in flight.
@@ -79,7 +81,7 @@ def actions(schedule: Schedule, stage: int, stages: int, chunks: int, microbatch
 
 
 def _warmup(schedule: Schedule, stage: int, stages: int, chunks: int, microbatches: int) -> int:
-    """Return the number of forwards before the first backward, less one (Megatron-Core's ``get_pp_rank_microbatches``)."""
+    """Return the number of forwards before the first backward, minus one (Megatron-Core's ``get_pp_rank_microbatches``)."""
     if schedule == "interleaved":
         return (stages - stage - 1) * 2 + (chunks - 1) * stages
     if schedule == "gpipe" and stages > 1:
@@ -88,7 +90,7 @@ def _warmup(schedule: Schedule, stage: int, stages: int, chunks: int, microbatch
 
 
 def in_flight_by_chunk(run: Sequence[Action]) -> list[int]:
-    """Return for each chunk the most microbatches that are between their forward and their backward at once."""
+    """Return for each chunk the largest number of microbatches in flight, between their forward and their backward."""
     most: list[int] = []
     alive: list[int] = []
     for action in run:

@@ -26,7 +26,7 @@ class Group:
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """All groups of this rank. Experts have groups of their own: ``ep`` and ``expert_dp``."""
+    """All groups of this rank. Experts have their own groups: ``ep`` and ``expert_dp``."""
 
     device: torch.device
     dims: Parallelism

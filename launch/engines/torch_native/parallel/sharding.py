@@ -1,4 +1,4 @@
-"""Which part of each parameter a rank holds, and whether its gradient there is partial."""
+"""The part of each parameter that a rank has, and whether its gradient there is partial."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from launch.engines.torch_native.parallel.process_groups import Group
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one parameter is sharded. Without an ``axis`` every rank of a stage holds it whole."""
+    """How one parameter is sharded. Without an ``axis`` every rank of a stage has it whole."""
 
     axis: Literal["tp", "ep"] | None = None
     dim: int = 0
     """The dimension that is split."""
     sections: tuple[int, ...] = ()
-    """Sizes along ``dim`` of sections that are split separately: queries, keys and values, or gate and up. Empty means one
+    """Sizes along ``dim`` of the sections that are split separately: queries, keys and values, or gate and up. Empty means one
     section."""
     partial: bool = False
-    """For a parameter held whole: whether a tensor-parallel rank's gradient covers only its own tokens, so that the ranks'
+    """For a whole parameter: whether a tensor-parallel rank's gradient covers only its own tokens or heads, so that the ranks'
     gradients must be summed. Otherwise every tensor-parallel rank has the whole gradient."""
 
     def take(self, whole: torch.Tensor, group: Group) -> torch.Tensor:
@@ -39,7 +39,7 @@ WHOLE = Sharding()
 def find_shardings(module: nn.Module) -> dict[str, Sharding]:
     """Return the sharding of every parameter of ``module``, by its full name.
 
-    A module lists its own parameters in an attribute ``shardings``. Parameters that no module lists are held whole.
+    A module lists its own parameters in an attribute ``shardings``. Parameters that no module lists are whole.
     """
     own: dict[str, Sharding] = {}
     for prefix, child in module.named_modules():

@@ -33,13 +33,15 @@ class TensorParallel:
 
     @property
     def outside_sharding(self) -> Sharding:
-        """Sharding of a replicated parameter outside of regions. With sequence parallelism its gradient is partial: it
-        covers this rank's shard of the sequence."""
+        """The sharding of a replicated parameter outside of regions.
+
+        With sequence parallelism its gradient is partial: it covers this rank's shard of the sequence.
+        """
         return Sharding(partial=self.sequence_parallel and self.size > 1)
 
     @property
     def inside_sharding(self) -> Sharding:
-        """Sharding of a replicated parameter that each rank applies to its own shard of heads or tokens: a partial gradient."""
+        """The sharding of a replicated parameter that each rank applies to its own heads or tokens. Its gradient is partial."""
         return Sharding(partial=self.size > 1)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
@@ -97,7 +99,7 @@ class RowParallelLinear(nn.Linear):
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """Each rank holds a shard of the vocabulary, and looks up the tokens of that shard."""
+    """An embedding of which each rank has a shard of the vocabulary, and looks up the tokens of that shard."""
 
     def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
         super().__init__(vocab_size // tp.size, hidden_size)
@@ -105,8 +107,10 @@ class VocabParallelEmbedding(nn.Embedding):
         self.shardings = {"weight": Sharding("tp", 0)}
 
     def reset_parameters(self) -> None:
-        """Do nothing: weights are drawn once the model is complete. Normal numbers on the meta device would make PyTorch
-        load Dynamo, which takes as long as the rest of its import."""
+        """Do nothing, because weights are drawn once the model is complete.
+
+        Normal numbers on the meta device would make PyTorch load Dynamo, which takes as long as the rest of its import.
+        """
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """int64 (batch, sequence) -> (batch, sequence or this rank's shard, hidden_size)."""
@@ -117,14 +121,14 @@ class VocabParallelEmbedding(nn.Embedding):
 
 
 def vocab_parallel_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, group: Group) -> torch.Tensor:
-    """Return the mean over all tokens in nats, shape (), on every rank. Logits are never gathered.
+    """Return the mean cross-entropy over all tokens in nats, shape (), on every rank. Logits are never gathered.
 
     Args:
         logits: (batch, sequence, vocab_size / tp).
         targets: int64 (batch, sequence), in the whole vocabulary.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    # Subtract the maximum over the whole vocabulary, so that exp does not overflow.
+    # Subtract the maximum over the whole vocabulary to keep exp from overflowing.
     largest = logits.detach().amax(-1)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group.process_group)
     logits = logits - largest.unsqueeze(-1)
@@ -135,8 +139,9 @@ def vocab_parallel_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, gr
 
 
 def _own_entries(tokens: torch.Tensor, count: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """Translate ``tokens``, int64 (...), into this rank's ``count`` entries. Return them (0 for entries of other ranks), and a
-    bool mask of this rank's own, both (...).
+    """Translate ``tokens``, int64 (...), into indices of this rank's ``count`` entries.
+
+    Return the indices (0 for entries of other ranks) and a bool mask of this rank's entries, both (...).
     """
     own = tokens - group.rank * count
     inside = (own >= 0) & (own < count)
