@@ -34,7 +34,7 @@ from launch.contract.records import (
 )
 from launch.failures.classes import EXCEPTION_CLASSES, FAILURE_CLASSES
 from launch.support import megatron
-from launch.support.rule import Rule
+from launch.support.rule import RELEASES, Rule
 from orchestrator.cli.arguments import PROGRAM, add_store
 from orchestrator.cli.verbs import VERBS
 from orchestrator.recipe.expand import expand
@@ -219,6 +219,51 @@ SILENT = {
 """Rules that refuse what an engine of Megatron-Core computes wrongly without an error, and how that is known."""
 
 
+IN_0_19 = {
+    "megatron.local_inputs": "read",
+    "megatron.yarn_positions": "seen on a CPU",
+    "megatron.gradient_accumulation_fusion": "read, with Transformer Engine 2.11",
+    "megatron.tp": "seen on a CPU",
+    "megatron.overlap_moe_expert_parallel_comm": "seen on a CPU",
+}
+"""How it is known whether 0.19.2 has a fault of 0.16.1."""
+WITHOUT_RULE = (
+    ("`perform_initialization=False` drops the marks of what is split", "present", "not looked at", "-"),
+    ("an expert's second bias is summed over tensor-parallel ranks", "present", "not looked at", "-"),
+    ("transfers of interleaved stages on two ranks are mixed up", "present", "not looked at", "CPU"),
+    ("warm-up passes of a local capture count into the experts' load", "present (read)", "absent (read)", "-"),
+    ("a local graph draws from the default generator", "present", "not looked at", "two GPUs"),
+    ("local graphs leave the process in warm-up", "present (read)", "not looked at", "-"),
+    ("gradient accumulators are on another stream than the step's", "present", "not looked at", "-"),
+    ("the copies of a whole step wait for nothing", "present", "absent (read)", "-"),
+    ("weight decay without its scheduler decays norms and biases", "present", "not looked at", "-"),
+    ("token dispatchers keep the last micro-batch's graph", "present", "not looked at", "-"),
+    ("`get_batch_on_this_cp_rank` without a group cuts by the rank in the world", "absent", "present", "CPU"),
+    ("HybridEP with a rank capacity and no paged stash drops tokens", "not looked at", "present (read)", "-"),
+)
+"""Faults of Megatron-Core that no rule refuses, as the page describes them."""
+
+
+def faults_by_release() -> str:
+    rules = [*megatron.KNOWN_FAULTS, *(rule for rule in megatron.RULES if rule.id in SILENT)]
+    head = ("fault", *(f"megatron-core {release}" for release in RELEASES), "runs on")
+    return table(head, [*map(_releases_of, rules), *WITHOUT_RULE])
+
+
+def _releases_of(fault: Rule) -> tuple[str, ...]:
+    known = {release: f" ({IN_0_19[fault.id]})" for release in RELEASES[1:] if fault.id in IN_0_19}
+    words = (f"{'present' if r in fault.releases else 'absent'}{known.get(r, '')}" for r in RELEASES)
+    return f"`{fault.id}`: {fault.statement.partition(' (observed')[0]}", *words, _runs_on(fault)
+
+
+def _runs_on(fault: Rule) -> str:
+    """Return the least hardware on which the fault was seen, or on which its exhibit runs."""
+    if fault.id in SILENT:
+        return "CPU" if SILENT[fault.id] == "seen on a CPU" else "one GPU"
+    specs = [cell.spec for file in _exhibits(fault) for cell in expand(load(file), "cuda") if fault.judge(cell.spec)]
+    return {1: "one GPU", 2: "two GPUs"}[min(spec.parallelism.world_size for spec in specs)]
+
+
 def known_faults() -> str:
     return "\n\n".join(map(_describe_fault, megatron.KNOWN_FAULTS))
 
@@ -336,6 +381,7 @@ BLOCKS: Mapping[str, Callable[[str], str]] = {
     "fields at the top": lambda page: fields_table(RECIPE.top, TopLevel, page),
     **{f"fields of {section}": _fields_of(section) for section in SECTIONS},
     "fields of a profile": lambda page: fields_table(PROFILE, Profile, page),
+    "faults by release": lambda _: faults_by_release(),
     "known faults": lambda _: known_faults(),
     "silent refusals": lambda _: silent_refusals(),
     "measured scopes": lambda _: measured_scopes(),
