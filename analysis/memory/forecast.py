@@ -86,11 +86,13 @@ def _holds_as_much(earlier: RankLoad, rank: RankLoad) -> bool:
 
 
 def _phases(rank: RankLoad, around: tuple[Term, ...]) -> Mapping[Phase, tuple[Term, ...]]:
-    """Return the terms of each phase with a peak of its own. An eager step is as in phase warmup ever after."""
+    """Return the terms of each phase with a peak of its own. Steps of an eager run are all alike."""
     implementation, eager = rank.spec.cuda_graph.implementation, eager_step(rank)
     phases: dict[Phase, tuple[Term, ...]] = {}
     if not implementation.captures_in_first_step:
         phases["warmup"] = (*eager, *around)
+    if not rank.spec.graphed:
+        phases["measure"] = phases["warmup"]
     around = (*around, graph_executables())
     if implementation.takes_whole_model:
         replay = step_replay(rank)

@@ -16,6 +16,7 @@
          "memory": null | {"kind": "device" | "host", "peak", "added", "device_total", "headroom", "whole",
                            "phases": [...], "parts": null | {"state", "activations", "graph_pool", "outside"}}   (bytes),
          "static_memory": bytes of the fullest rank's weights, gradients and optimizer state,
+         "memory_forecast": {phase: {"allocated", "device"}}   (bytes of the fullest rank; empty where nothing is forecast),
          "straggler": null | {"rank", "what": "computing" | "host", "milliseconds", "others_ms", "throttled"},
          "throttling": null | {"own": THROTTLED, "eager": null | THROTTLED},
          "speed": null | {"verdict", "ratio", "low", "high", "own_low", "own_high", "pairs", "steps", "outliers", "settling",
@@ -69,6 +70,7 @@ from typing import Any
 from analysis.graphs.replay_check import Replay
 from analysis.limits.speedup_bound import SpeedupBound
 from analysis.limits.throttling import Throttling
+from analysis.memory.forecast import forecast
 from analysis.memory.peaks import CellMemory
 from analysis.memory.static_memory import state_bytes
 from analysis.records.provenance import provenance
@@ -80,6 +82,7 @@ from analysis.sweep.failure_modes import failure_modes
 from analysis.sweep.fit_matrix import outcome_matrix
 from analysis.sweep.metric_changes import MEMORY_METRICS, MetricChange, memory_risks, metric_changes
 from analysis.sweep.ranking import Ranked, Ranking, rank
+from launch.contract.spec import RunSpec
 
 FORMAT = 2
 KEYS = {
@@ -177,6 +180,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "noise_floor": to_json(result.loss.noise_floor),
         "memory": _memory(result.memory),
         "static_memory": state_bytes(result.spec),
+        "memory_forecast": _memory_forecast(result.spec),
         "straggler": to_json(speed.straggler),
         "throttling": _throttling(speed.throttling),
         "speed": _speed(result),
@@ -186,6 +190,14 @@ def _cell(result: CellResult) -> dict[str, Any]:
     if speed.bound:
         content |= {"capture_cost": to_json(graphs.capture_cost), "speedup_bound": _speedup_bound(speed.bound)}
     return {**content, "runs": list(map(_run, result.runs)), "pairs": list(map(_pair, result.pairs))}
+
+
+def _memory_forecast(spec: RunSpec) -> dict[str, dict[str, int]]:
+    ranks = forecast(spec)
+    return {
+        phase: {name: max(getattr(rank, name)(phase) for rank in ranks) for name in ("allocated", "device")}
+        for phase in (ranks[0].phases if ranks else ())
+    }
 
 
 def _memory(memory: CellMemory | None) -> Any:

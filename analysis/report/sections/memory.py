@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from analysis.memory.forecast import forecast
 from analysis.memory.peaks import KIND_WORDS, CellMemory
 from analysis.memory.static_memory import state_bytes
 from analysis.report.report_data import ReportData
@@ -28,6 +29,8 @@ NOTE_GPU = (
     "Outside the allocator are graph executables, communicators and the CUDA context. Activations are the rest, with workspaces "
     "and blocks that the allocator keeps unused."
 )
+NOTE_FORECAST = "The last table has the peak of a phase beside its forecast from the recipe alone (docs/memory.md), both of the fullest rank."
+FORECAST_PHASES: tuple[Phase, ...] = ("warmup", "capture", "measure")
 PARTS = ("state", "activations", "graph pool", "outside", "peak of measure")
 
 
@@ -61,7 +64,15 @@ def _peaks(shown: Sequence[CellResult]) -> list[str]:
     note = NOTE.format(kind=" or ".join(sorted({KIND_WORDS[memory.kind] for _, memory in cells})))
     rows = [_row(result, memory, on_gpu) for result, memory in cells]
     parts = [table(("cell", *PARTS), [_parts(result, memory) for result, memory in cells])] if on_gpu else []
-    return [table(header, rows), *parts, *how_to_read(f"{note} {NOTE_GPU}" if on_gpu else note)]
+    forecasts = [row for result, memory in cells if (row := _forecasts(result, memory))]
+    notes = [note, *([NOTE_GPU] if on_gpu else []), *([NOTE_FORECAST] if forecasts else [])]
+    head = ["cell", *(f"{phase}{what}" for phase in FORECAST_PHASES for what in ("", ", forecast"))]
+    return [
+        table(header, rows),
+        *parts,
+        *([table(head, forecasts)] if forecasts else []),
+        *how_to_read(" ".join(notes)),
+    ]
 
 
 def _row(result: CellResult, memory: CellMemory, on_gpu: bool) -> list[str]:
@@ -77,6 +88,18 @@ def _parts(result: CellResult, memory: CellMemory) -> list[str]:
     if parts is None:
         return [result.name, state, *["-"] * (len(PARTS) - 1)]
     return [result.name, state, *map(_bytes, (parts.activations, parts.graph_pool, parts.outside, parts.total))]
+
+
+def _forecasts(result: CellResult, memory: CellMemory) -> list[str]:
+    """Return the measured and the forecast peak of each phase; nothing where there is no forecast."""
+    measured, ranks = {phase.phase: phase.peak for phase in memory.phases}, forecast(result.spec)
+    if not ranks:
+        return []
+    row = [result.name]
+    for phase in FORECAST_PHASES:
+        expected = max((rank.device(phase) for rank in ranks if phase in rank.phases), default=None)
+        row += [_bytes(measured.get(phase)), _bytes(expected)]
+    return row
 
 
 def _headroom(headroom: int | None, total: int | None) -> str:

@@ -70,11 +70,14 @@ def test_the_report_has_the_matrix_and_the_phases(tmp_path: Path) -> None:
     text = report_text(sweep).split("## Memory")[1].split("\n## ")[0]
     assert "| eager baseline / graphed cell | fits | OOM at capture |" in text
     assert "| fits | 1: A1 | 1: A2 |" in text
-    peaks, parts = (line for line in text.splitlines() if line.startswith("| A1 |"))
+    peaks, parts, forecasts = (line for line in text.splitlines() if line.startswith("| A1 |"))
     assert peaks.split(" | ")[1:] == [
         "fits", "3.02 GiB", "4.62 GiB", "5.42 GiB", "5.27 GiB", "5.27 GiB", "+256 MiB", "134.58 GiB of 140.00 GiB (96%) |",
     ]  # fmt: skip
     assert parts == "| A1 | 3 MiB | 4.52 GiB | 256 MiB | 512 MiB | 5.27 GiB |"
+    measured, expected = (forecasts.split(" | ")[number::2] for number in (1, 2))
+    assert measured == ["4.62 GiB", "5.42 GiB", "5.27 GiB"]
+    assert [words.split()[1].rstrip("|") for words in expected] == ["MiB"] * 3
     failed = next(line for line in text.splitlines() if line.startswith("| A2 |"))
     assert failed.endswith("| - |"), "no headroom is told of a phase that ran out of memory"
 
