@@ -146,18 +146,21 @@ class RankLoad:
     @cached_property
     def expected_imbalance(self) -> int:
         """Bytes of all passes beyond those of an even load of experts."""
-        if self.cell.rows.fixed:
-            return 0
-        return round(self.passes * self.kept.get("experts", 0) * (measured.IMBALANCE.value - 1))
+        kept = self.passes * self.kept.get("experts", 0)
+        return min(round(kept * (measured.IMBALANCE.value - 1)), self._most_imbalance)
 
     @cached_property
     def worst_imbalance(self) -> int:
         """What more it takes than expected if every token of the group chooses experts of this rank, in bytes."""
+        return self._most_imbalance - self.expected_imbalance
+
+    @cached_property
+    def _most_imbalance(self) -> int:
         rows = self.cell.rows
         if rows.fixed or "experts" not in self.kept:
             return 0
-        more = (rows.worst - rows.mean) * row_bytes(self.spec)
-        return round(self.passes * more * self.layers_with["experts"]) - self.expected_imbalance
+        layers = 1 if self.spec.training.recompute == "full" else self.passes * self.layers_with["experts"]
+        return round(max(0, rows.worst - rows.mean) * row_bytes(self.spec) * layers)
 
     @cached_property
     def _layers_by_kind(self) -> Mapping[bool, int]:
