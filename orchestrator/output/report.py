@@ -25,7 +25,8 @@ def print_report(paths: SweepPaths, plan: Plan) -> None:
         ("cell", "outcome", "loss verdict", "largest difference", "eager / graphed step time")
     ]
     rows += [_report_row(cell) for cell in content["cells"]]
-    print(*align(rows[: MOST_ROWS + 1]), sep="\n")
+    if content["cells"]:
+        print(*align(rows[: MOST_ROWS + 1]), sep="\n")
     if content["total_cells"] > MOST_ROWS:
         print(f"... and {content['total_cells'] - MOST_ROWS} more cells in the report")
     print(f"\nreport: {paths.report / 'report.md'}")
@@ -34,9 +35,9 @@ def print_report(paths: SweepPaths, plan: Plan) -> None:
         print(f"to decide on speed: {sweep_command(paths, plan, repeats)}")
 
 
-def print_tracking(plan: Plan) -> None:
+def print_tracking(paths: SweepPaths, plan: Plan) -> None:
     """Print what the command waits for before it prints the report."""
-    if is_tracked(plan):
+    if is_tracked(paths, plan):
         print(f"sending the report to Weights & Biases, for at most {TRACK_SECONDS:g} s", flush=True)
 
 

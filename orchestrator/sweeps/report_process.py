@@ -38,14 +38,15 @@ def write_report(sweep: SweepPaths) -> None:
         raise SystemFault(f"{sweep.report}: cannot be written ({errors[-1]}); to see more: {' '.join(command)}")
 
 
-def is_tracked(plan: Plan) -> bool:
-    """Return whether reports of ``plan`` go to Weights & Biases."""
-    return plan.tracking is not None and plan.tracking["mode"] != "disabled"
+def is_tracked(sweep: SweepPaths, plan: Plan) -> bool:
+    """Return whether the report of ``plan`` goes to Weights & Biases: not before a run has begun."""
+    wanted = plan.tracking is not None and plan.tracking["mode"] != "disabled"
+    return wanted and any(sweep.run(run_id).attempt_numbers() for run_id in plan.cell_of_run())
 
 
 def track_report(sweep: SweepPaths, plan: Plan) -> str:
     """Send the report on disk to the plan's trackers. Return what they said: where it is, or how to upload it."""
-    if not is_tracked(plan):
+    if not is_tracked(sweep, plan):
         return ""
     command = [sys.executable, "-m", "launch.track", str(sweep.root), "--settings", json.dumps(plan.tracking)]
     try:

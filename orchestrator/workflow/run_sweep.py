@@ -255,5 +255,5 @@ def _update_report(paths: SweepPaths, plan: Plan) -> None:
     """Write and track the report again unless it is of the records on disk. Print what trackers say."""
     if read_records_digest(paths) != digest_records(paths, plan.cell_of_run()):
         write_report(paths)
-        print_tracking(plan)
+        print_tracking(paths, plan)
         print_delivered(track_report(paths, plan))

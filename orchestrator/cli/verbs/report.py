@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         close_dead_attempts(paths, read_states(paths, plan, scheduler.settled(submissions)))
     write_report(paths)
     with redirect_messages(arguments):
-        print_tracking(plan)
+        print_tracking(paths, plan)
     said = track_report(paths, plan)
     if arguments.junit or arguments.golden:
         _write_exports(paths, arguments.junit, arguments.golden, allow_empty=arguments.allow_empty)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from launch.common.atomic_files import dumps
 from launch.common.typed_json import from_json
+from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan, Reason
 from launch.contract.spec import RunSpec, spec_from_json
 from orchestrator.errors import InputError
@@ -22,6 +23,7 @@ from orchestrator.plan.planner import (
     gpu_hours,
 )
 from orchestrator.recipe.fields import RECIPE
+from orchestrator.sweeps.report_process import is_tracked
 from orchestrator.targets import host
 from orchestrator.targets.host import Host
 from orchestrator.targets.slurm_cluster import Cluster
@@ -412,3 +414,11 @@ def lacking_package() -> Reason:
     reasons = host.check_software(RunSpec(engine="megatron"), host.installed_packages())
     (reason,) = (reason for reason in reasons if reason.rule == "host.packages")
     return reason
+
+
+def test_a_report_is_sent_to_trackers_once_a_run_has_begun(tmp_path: Path) -> None:
+    found, paths = plan(tmp_path), SweepPaths(tmp_path / "x")
+    assert found.tracking is not None and not is_tracked(paths, found)
+    paths.run(found.cells[0].run_ids[0]).attempt(1).root.mkdir(parents=True)
+    assert is_tracked(paths, found)
+    assert not is_tracked(paths, plan(tmp_path, wandb={"mode": "disabled"}))
