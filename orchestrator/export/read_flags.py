@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import groupby, pairwise
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from launch.contract.spec import SECTIONS, RunSpec, spec_to_json
@@ -17,7 +18,7 @@ from orchestrator.errors import InputError, input_error
 from orchestrator.export import megatron_lm
 from orchestrator.recipe.aliases import canonical_values
 from orchestrator.recipe.expand import parse_setting
-from orchestrator.recipe.yaml_reader import dump
+from orchestrator.recipe.yaml_reader import NAME, dump
 
 Flags = Mapping[str, Sequence[str]]
 """The words behind each flag, by its name with underscores, or with its one dash (``-p``)."""
@@ -41,8 +42,19 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
     **{switch: {field: value} for switch, (field, value) in DEPRECATED.items()},
 }
 """Flags without words, and what they mean."""
+
+
+def _data_sets(words: Sequence[str]) -> Sequence[str]:
+    """Return the paths behind ``--data-path``, which may have weights: 0.7 a 0.3 b. The heaviest is first."""
+    try:
+        weighted = list(zip(map(float, words[::2]), words[1::2], strict=True))
+    except ValueError:
+        return words
+    return [path for _, path in sorted(weighted, key=lambda pair: -pair[0])]
+
+
 VALUES: Mapping[str, Callable[[Sequence[str]], Mapping[str, Any]]] = {
-    "data_path": lambda words: {"data.kind": "indexed", "data.path": words[-1]},
+    "data_path": lambda words: {"data.kind": "indexed", "data.path": _data_sets(words)[0]},
     "window_size": lambda words: {"model.window_size": int(re.findall(r"-?\d+", " ".join(words))[0]) + 1},
     "softmax_type": lambda words: {"model.attention_sinks": {"vanilla": False, "learnable": True}[words[0]]},
     "fp8_format": lambda words: {"training.fp8": "delayed"},
@@ -91,7 +103,8 @@ def read_command(command: str) -> ReadFlags:
         flags = {**flags, "moe_layer_freq": [str(frequency)]}
     spec = _spec(DEFAULTS | _settings(flags))
     sizes = {NODES[name]: int(words[0]) for name, words in launcher.items() if name in NODES and _is_number(words)}
-    return ReadFlags(_recipe(spec, sizes), (*_notes_on_words(launcher, own), *_notes(flags, spec)))
+    name = _name(flags, words[script] if script >= 0 else "")
+    return ReadFlags(_recipe(name, spec, sizes), (*_notes_on_words(launcher, own), *_notes(flags, spec)))
 
 
 def _check(words: Sequence[str], flags: Flags) -> None:
@@ -300,10 +313,17 @@ def _spec(settings: Mapping[str, Any]) -> RunSpec:
     return spec
 
 
-def _recipe(spec: RunSpec, resources: Mapping[str, int]) -> str:
+def _name(flags: Flags, script: str) -> str:
+    """Return the name of the model whose tokenizer is used, else that of the script."""
+    models = (word for word in flags.get("tokenizer_model", ()) if not word.endswith((".model", ".json")))
+    names = (PurePosixPath(word).name.removesuffix(".py") for word in (*models, script))
+    return next((name for name in names if NAME.fullmatch(name)), "from_megatron_flags")
+
+
+def _recipe(name: str, spec: RunSpec, resources: Mapping[str, int]) -> str:
     """Return the YAML of ``spec``: what differs from a recipe's defaults."""
     plain, default = spec_to_json(spec), spec_to_json(RunSpec())
-    tree: dict[str, Any] = {"name": "from_megatron_flags", "engine": "megatron"}
+    tree: dict[str, Any] = {"name": name, "engine": "megatron"}
     tree |= {"megatron_core": spec.megatron_core} if spec.megatron_core != "0.16" else {}
     for section in ("model", "parallelism", "training", "data", "cuda_graph"):
         own = {

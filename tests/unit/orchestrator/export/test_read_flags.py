@@ -71,6 +71,30 @@ def test_what_the_recipe_has_a_value_of_and_the_command_has_not_is_said(tmp_path
     assert spec_of(read.text, tmp_path).training.steps >= 110, "a verdict of EQUIVALENT takes 100 after the capture"
 
 
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ("pretrain_gpt.py", "pretrain_gpt"),
+        ("x/own.py --tokenizer-model Qwen/Qwen3-30B-A3B", "Qwen3-30B-A3B"),
+        ("own.py --tokenizer-model /x/tokenizer.model", "own"),
+        ("", "from_megatron_flags"),
+    ],
+)
+def test_a_recipe_has_the_name_of_its_model_or_script(flags: str, name: str) -> None:
+    assert read_command(f"{flags} {MODEL}").text.startswith(f"name: {name}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [("/a", "/a"), ("1.0 /a", "/a"), ("0.7 /a 0.3 /b", "/a"), ("0.3 /a 0.7 /b", "/b"), ("/a /b", "/a")],
+)
+def test_of_a_blend_the_heaviest_data_set_is_kept_and_the_rest_is_said(words: str, path: str, tmp_path: Path) -> None:
+    read = read_command(f"pretrain_gpt.py {MODEL} --data-path {words}")
+    assert spec_of(read.text, tmp_path).data.path == path
+    said = f"--data-path {words}: the recipe's cells train with --data-path {path}"
+    assert (said in read.notes) == (words != path)
+
+
 def test_what_a_recipe_does_not_express_is_said() -> None:
     notes = "\n".join(read_command(COMMAND).notes)
     assert "--attention-dropout is not given, so it is 0.1; the recipe's is 0.0" in notes
