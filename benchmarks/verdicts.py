@@ -1,8 +1,8 @@
-"""How often verdicts err: curves with known truth, judged by analysis.verdict.ladder; prints the tables of
-docs/verdicts.md.
+"""How often verdicts err: curves with known truth, judged by analysis.verdict.ladder, and step times with known truth, judged by
+analysis.speed. Prints the tables of docs/verdicts.md, and those on ``repeats: auto`` of docs/speed.md.
 
     python benchmarks/verdicts.py            print them (some minutes)
-    python benchmarks/verdicts.py --write    and put them into docs/verdicts.md
+    python benchmarks/verdicts.py --write    and put them into these documents
 
 Runs share a falling loss and gradient norm, and have noise of their own: an autoregressive process of order one on either
 metric, such that the difference of two runs has a standard deviation of ``noise`` margins. A defect of ``size`` margins is
@@ -23,12 +23,19 @@ from pathlib import Path
 import numpy as np
 
 from analysis.records.steps import Floats, Metric, Steps
+from analysis.speed.confidence_interval import EvenSplit, families, interval_of
+from analysis.speed.pair_speed import PairSpeed, Timed, pool_pairs
+from analysis.speed.speedup import BAND, MINIMUM_STEPS, SpeedVerdict, cell_speed, speed_verdict
+from analysis.speed.steady_window import Window, window_of
 from analysis.verdict.ladder import judge_curves
 from analysis.verdict.step_test import TOLERATED
 from analysis.verdict.verdict import PASSES, VerdictName
 from launch.contract.plan import Margins
+from launch.contract.spec import RunSpec
+from orchestrator.recipe.fields import AUTO_LOOKS
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCUMENT, SPEED_DOCUMENT = DOCS / "verdicts.md", DOCS / "speed.md"
 BEGIN, END = "<!-- written by benchmarks/verdicts.py -->", "<!-- end -->"
 
 CAPTURE, COMPARED, LONG = 3, 100, 1000
@@ -257,15 +264,25 @@ def words(setting: Setting, trials: int) -> Counter[VerdictName]:
 
 
 def _judged(random: np.random.Generator, setting: Setting) -> VerdictName:
+    return _judge(setting, *_sides(random, setting))
+
+
+def _judge(setting: Setting, eager: Sequence[Steps], graphed: Sequence[Steps], looks: int = 1) -> VerdictName:
+    named = (
+        {f"{side} {run}": steps for run, steps in enumerate(runs)}
+        for side, runs in (("eager", eager), ("graphed", graphed))
+    )
+    return judge_curves(*named, np.arange(setting.steps), CAPTURE + 1, MARGINS, looks=looks).verdict
+
+
+def _sides(random: np.random.Generator, setting: Setting) -> tuple[list[Steps], list[Steps]]:
     noise = noise_of(random, setting)
     runs = [curve(noise[:, run]) for run in range(setting.eager + setting.graphed)]
     defect, state = (DEFECTS | GROWING).get(setting.kind), random.bit_generator.state
     for run in range(setting.eager, setting.eager + (setting.hit if defect else 0)):
         random.bit_generator.state = state  # a defect of graphs is the same in every run that has it
         runs[run] = defect(random, setting.size, runs[run]) if defect else runs[run]
-    eager = {f"eager {run}": steps for run, steps in enumerate(runs[: setting.eager])}
-    graphed = {f"graphed {run}": steps for run, steps in enumerate(runs[setting.eager :])}
-    return judge_curves(eager, graphed, np.arange(setting.steps), CAPTURE + 1, MARGINS).verdict
+    return runs[: setting.eager], runs[setting.eager :]
 
 
 def passed(found: Counter[VerdictName]) -> float:
@@ -389,15 +406,261 @@ def digest() -> str:
     return hashlib.sha256(repr((parameters, SIZE, QUANTILE, [*DEFECTS, *GROWING, *SHAPES])).encode()).hexdigest()[:10]
 
 
+# --- repeats: auto ----------------------------------------------------------------------------------------------------
+# Each table judges the same runs with 2 repeats, with all of AUTO_LOOKS' last, and at each look of ``repeats: auto``. A verdict is
+# wrong there if it is at any look, whichever ends the bundle.
+
+SWEEPS = 400
+STEPS = 100
+RUN_SPREAD = 0.005
+"""Runs of one cell are half a percent apart, as on a GPU host; steps of a run a fifth of a percent."""
+LOOKS_OF = {"2 repeats": (AUTO_LOOKS[0],), "6 repeats": (AUTO_LOOKS[-1],), "auto": AUTO_LOOKS}
+TRUE = 20.0
+"""Milliseconds of a graphed step."""
+
+
+def run_of(random: np.random.Generator, mean_ms: float, kind: str, graphed: bool, spread: float = RUN_SPREAD) -> Steps:
+    """A run whose measured steps take ``mean_ms`` on average, but for what its ``kind`` says."""
+    level = np.exp(random.normal(0, spread))
+    times: Floats = mean_ms * level * (1 + random.normal(0, 0.05 if "uneven" in kind else 0.002, STEPS))
+    if kind == "hiccups":
+        hit = random.random(STEPS) < 0.01
+        times[hit] *= random.uniform(1.5, 10, int(hit.sum()))
+    elif kind == "noisy":
+        times *= np.exp(random.normal(0, 0.1, STEPS))
+    elif kind == "drift":
+        times *= 1 + np.linspace(0, 0.03, STEPS)
+    elif kind.startswith("cools over ") and not graphed:
+        times *= 1 + 0.3 * np.exp(-np.arange(STEPS) / int(kind.rsplit(" ", 1)[1]))
+    elif kind == "settling" and not graphed:
+        times[:15] *= 1.3
+    elif kind.startswith("slow ") and " half" in kind and not graphed:
+        share = {"first": 0, "middle": 0.25, "last": 0.5, "any": random.uniform(0, 0.5)}[kind.split(" ")[1]]
+        times[int(share * STEPS) : int((share + 0.5) * STEPS)] *= 1.1
+    elif kind == "slow but for the last tenth, uneven" and not graphed:
+        times[: -STEPS // 10] *= 1.1
+    elif kind == "stalls" and graphed:
+        times[24::25] *= 3
+    zeros = np.zeros(STEPS)
+    return Steps(np.arange(STEPS), zeros, zeros, times, np.full(STEPS, 8), np.full(STEPS, "measure"))
+
+
+def pair_of(
+    random: np.random.Generator,
+    eager: tuple[float, float],
+    graphed: tuple[float, float],
+    kind: str = "clean",
+    spread: float = RUN_SPREAD,
+) -> PairSpeed:
+    """A pair of runs. Each side has the mean of its steps in milliseconds, and when it began."""
+    window = window_of(run_of(random, eager[0], kind, False, spread), run_of(random, graphed[0], kind, True, spread))
+    assert isinstance(window, Window)
+    timed = Timed(window, 8.0, np.zeros(0), 0.0)
+    return PairSpeed(eager_began=eager[1], graphed_began=graphed[1], timed=timed)
+
+
+def pairs_of(
+    random: np.random.Generator, true: float, repeats: int, kind: str, spread: float = RUN_SPREAD
+) -> list[PairSpeed]:
+    """Pairs in alternating order whose graphed steps are ``true`` times as fast."""
+    other = 1.01 if kind == IN_STEP else 1.0
+    pairs = []
+    for repeat in range(repeats):
+        # The machine is slower in every second run, and every other repeat runs backwards.
+        slower = (1.0, other)[:: (-1) ** repeat]
+        eager = (TRUE * true * slower[0], 100.0 * repeat)
+        pairs.append(pair_of(random, eager, (TRUE * slower[1], 100.0 * repeat + 50 * (-1) ** repeat), kind, spread))
+    return pairs
+
+
+def speed_of(pairs: Sequence[PairSpeed], looks: int = 1) -> SpeedVerdict:
+    speed = cell_speed(pool_pairs(pairs), RunSpec(), EvenSplit(1, looks))
+    assert speed is not None
+    return speed.verdict
+
+
+IN_STEP = "every second run of the machine is 1% slower"
+SPEED_KINDS = {
+    "nothing": "clean",
+    "hiccups": "hiccups",
+    "steps 10% apart": "noisy",
+    "30% slower at first, recovering with a time constant of 5 steps": "cools over 5",
+    "the same with a time constant of 50 steps": "cools over 50",
+    "10% slower in the first half of the window": "slow first half",
+    "10% slower in the last half": "slow last half",
+    "10% slower in a half that begins anywhere, steps 5% apart": "slow any half, uneven",
+    IN_STEP: IN_STEP,
+}
+SPEED_TRUTHS = (
+    (1.02, RUN_SPREAD),
+    (1.05, RUN_SPREAD),
+    (1.1, RUN_SPREAD),
+    (1.25, RUN_SPREAD),
+    (2.0, RUN_SPREAD),
+    (1.0, 0.001),
+)
+"""How many times as fast graphed steps are, and how far runs are apart. A step as fast as eager's is to be NEUTRAL."""
+FAMILIES = ((12, 0.0), (12, 2.0), (40, 0.0))
+"""Cells that are no faster: how many, and the lognormal sigma of their spreads."""
+AUTO_DEFECTS = tuple(kind for kind in DEFECTS if kind not in ("NaN", "Inf", "truncation", "renumbered steps"))
+AUTO_NOISE = (0.1, 0.25, 0.5)
+AUTO_TRIALS = 12
+
+
+def seeded(*parts: object) -> np.random.Generator:
+    return np.random.default_rng(list(repr(parts).encode()))
+
+
+def speed_words(true: float, kind: str, spread: float, sweeps: int = SWEEPS) -> dict[str, list[list[str]]]:
+    """The words at the looks of many sweeps, for each of LOOKS_OF."""
+    random, found = seeded(true, kind, spread), {name: [] for name in LOOKS_OF}
+    for _ in range(sweeps):
+        pairs = pairs_of(random, true, AUTO_LOOKS[-1], kind, spread)
+        for name, looks in LOOKS_OF.items():
+            found[name].append([speed_of(pairs[:repeats], len(looks)) for repeats in looks])
+    return found
+
+
+def share(sweeps: Sequence[Sequence[str]], *wanted: str) -> float:
+    """How many sweeps have one of the ``wanted`` words at any look."""
+    return sum(not set(wanted).isdisjoint(each) for each in sweeps) / len(sweeps)
+
+
+def mean_repeats(sweeps: Sequence[Sequence[str]]) -> float:
+    """How many repeats ``auto`` makes on average, if the first word but INCONCLUSIVE ends the bundle."""
+    stops = [next((place for place, word in enumerate(each) if word != "INCONCLUSIVE"), -1) for each in sweeps]
+    return sum(AUTO_LOOKS[stop] for stop in stops) / len(stops)
+
+
+def speed_row(name: str) -> str:
+    found = speed_words(1.0, SPEED_KINDS[name], RUN_SPREAD)
+    return _row([name, *(f"{share(each, 'FASTER', 'SLOWER'):.1%}" for each in found.values())])
+
+
+def truth_row(true: float, spread: float) -> str:
+    found, right = speed_words(true, "clean", spread), "NEUTRAL" if true == 1 else "FASTER"
+    cells = [f"{true:g} times, {spread:.1%} apart", right, *(f"{share(each, right):.0%}" for each in found.values())]
+    return _row([*cells, f"{mean_repeats(found['auto']):.1f}"])
+
+
+def band_row(true: float = 1 + BAND) -> str:
+    """A step at the edge of NEUTRAL's band, in runs that hardly differ."""
+    found = speed_words(true, "clean", 0.001)
+    return _row(
+        [
+            f"NEUTRAL, though steps are {true:g} times as fast",
+            *(f"{share(each, 'NEUTRAL'):.1%}" for each in found.values()),
+        ]
+    )
+
+
+def family_row(cells: int, sigma: float) -> str:
+    """How often any of so many cells is wrongly FASTER or SLOWER."""
+    random, wrong = seeded(cells, sigma), Counter[str]()
+    for _ in range(SWEEPS):
+        spreads = RUN_SPREAD * np.exp(random.normal(0, sigma, (cells, 1)))
+        drawn = np.exp(random.normal(0, 1, (cells, AUTO_LOOKS[-1])) * spreads).tolist()
+        for name, looks in LOOKS_OF.items():
+            judged = [_claims(drawn, repeats, len(looks)) for repeats in looks]
+            wrong[name] += any(judged)
+    alike = "alike" if not sigma else f"whose spreads vary by a lognormal factor, sigma {sigma:g}"
+    return _row([f"{cells} cells, {alike}", *(f"{wrong[name] / SWEEPS:.1%}" for name in LOOKS_OF)])
+
+
+def _claims(drawn: Sequence[Sequence[float]], repeats: int, looks: int) -> bool:
+    if looks == 1:
+        cells = [(str(place), ratios[:repeats]) for place, ratios in enumerate(drawn)]
+        intervals = [interval_of(one, family) for (_, one), family in zip(cells, families(cells), strict=True)]
+    else:
+        intervals = [interval_of(ratios[:repeats], EvenSplit(len(drawn), looks)) for ratios in drawn]
+    return not {"FASTER", "SLOWER"}.isdisjoint(speed_verdict(interval, MINIMUM_STEPS)[0] for interval in intervals)
+
+
+def loss_words(setting: Setting, trials: int = AUTO_TRIALS) -> dict[str, list[list[str]]]:
+    """The words of loss verdicts, as speed_words. With a ``hit`` of 1, every other graphed run has the defect."""
+    random, found = seeded(setting), {name: [] for name in LOOKS_OF}
+    runs = AUTO_LOOKS[-1]
+    whole = replace(setting, eager=runs, graphed=runs, hit=runs if setting.hit > 1 else runs // 2)
+    for _ in range(trials):
+        eager, graphed = _sides(random, whole)
+        if setting.hit == 1:
+            graphed = [run for both in zip(graphed[runs // 2 :], graphed[: runs // 2], strict=True) for run in both]
+        for name, looks in LOOKS_OF.items():
+            found[name].append([_judge(setting, eager[:n], graphed[:n], len(looks)) for n in looks])
+    return found
+
+
+def loss_row(kind: str) -> str:
+    """How often a defect passes, over noise, in all graphed runs and in every other one."""
+    size, levels = (GROWN, NOISE_WITH_GROWTH) if kind in GROWING else (SIZE, AUTO_NOISE)
+    found = {name: [] for name in LOOKS_OF}
+    for noise in levels:
+        for correlation in (CORRELATIONS[0], CORRELATIONS[-1]):
+            for hit in (1, 2):
+                for name, each in loss_words(Setting(kind, noise, correlation, size, hit=hit)).items():
+                    found[name] += each
+    return _row([kind, *(f"{share(each, *PASSES):.1%}" for each in found.values())])
+
+
+def harmless_row(noise: float, shape: str | float = "normal") -> str:
+    """No defect: how often it passes, and how often it is called diverged."""
+    found = loss_words(Setting(noise=noise, correlation=0.0, shape=shape), 4 * AUTO_TRIALS)
+    name = f"noise of {noise:g} margins" + (f", spikes at {shape:.1%} of steps" if isinstance(shape, float) else "")
+    passes = [f"{share(each, *PASSES):.0%}" for each in found.values()]
+    diverged = [f"{share(each, 'DIVERGED'):.1%}" for each in found.values()]
+    return _row([name, *passes, f"{mean_repeats(found['auto']):.1f}", *diverged])
+
+
+def auto_tables() -> str:
+    names = list(LOOKS_OF)
+    return "\n\n".join(
+        [
+            f"Parameters {auto_digest()}.",
+            _table(["wrong FASTER or SLOWER: what happens to eager steps", *names], map(speed_row, SPEED_KINDS)),
+            _table(["wrong verdict", *names], [band_row(), *(family_row(*family) for family in FAMILIES)]),
+            _table(
+                ["graphed steps, runs", "verdict", *names, "repeats of auto"], (truth_row(*one) for one in SPEED_TRUTHS)
+            ),
+            _table(["loss that wrongly passes: defect", *names], map(loss_row, (*AUTO_DEFECTS, *GROWING))),
+            _table(
+                [
+                    "no defect",
+                    *(f"passes, {name}" for name in names),
+                    "repeats of auto",
+                    *(f"DIVERGED, {name}" for name in names),
+                ],
+                [*map(harmless_row, (0.1, 0.2, 0.25, 1.0)), *(harmless_row(0.1, spikes) for spikes in SPIKES)],
+            ),
+        ]
+    )
+
+
+def auto_digest() -> str:
+    """Of all that these tables depend on beside the rules themselves."""
+    parameters = (
+        (SWEEPS, STEPS, RUN_SPREAD, LOOKS_OF, SPEED_KINDS, SPEED_TRUTHS, FAMILIES),
+        (AUTO_DEFECTS, AUTO_NOISE, AUTO_TRIALS, SIZE, [*GROWING], NOISE_WITH_GROWTH, GROWN, CAPTURE, COMPARED),
+    )
+    return hashlib.sha256(repr(parameters).encode()).hexdigest()[:10]
+
+
+def write(document: Path, text: str) -> None:
+    """Put ``text`` between the marks of ``document``."""
+    before, _, rest = document.read_text().partition(BEGIN)
+    document.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="How often verdicts err, by simulation.")
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {DOCUMENT.name}")
-    write = parser.parse_args().write
-    text = tables()
-    print(text)
-    if write:
-        before, _, rest = DOCUMENT.read_text().partition(BEGIN)
-        DOCUMENT.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"put the tables into {DOCUMENT.name} and {SPEED_DOCUMENT.name}"
+    )
+    keep = parser.parse_args().write
+    for document, make in ((DOCUMENT, tables), (SPEED_DOCUMENT, auto_tables)):
+        text = make()
+        print(text)
+        if keep:
+            write(document, text)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -64,18 +65,18 @@ class _OtherAttempts:
 
 
 def judge_pairs(
-    pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins
+    pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins, looks: int = 1
 ) -> tuple[tuple[Verdict, ...], Verdict | None]:
     """Return the verdict on each pair, and the worst one as the verdict on the cell (None for a cell without pairs).
 
-    ``margins`` come from ``margins_for`` with the cell's spec.
+    ``margins`` come from ``margins_for`` with the cell's spec. So many ``looks`` share the error.
     """
     if any(pair.made_elsewhere for pair in pairs):
         return judge_logs(pairs, baseline, margins)
     groups: dict[Digests, _Group] = {}
     for digests in dict.fromkeys(pair.attempts[1].digests for pair in pairs if pair.comparable):
         group = [pair for pair in pairs if pair.comparable and pair.attempts[1].digests == digests]
-        groups[digests] = _judge_group(group, baseline, margins)
+        groups[digests] = _judge_group(group, baseline, margins, looks)
     judged = [(pair, *_judge_pair(pair, groups)) for pair in pairs]
     alone = [_name_repeat(pair, own) for pair, own, _ in judged if own]
     together = [
@@ -108,12 +109,12 @@ def _name_repeat(pair: Pair, verdict: Verdict) -> Verdict:
     return replace(verdict, reason=f"repeat {pair.repeat}: {verdict.reason}") if verdict.reason else verdict
 
 
-def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins) -> _Group:
+def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins, looks: int) -> _Group:
     """Judge comparable ``pairs`` with the same digests together."""
     digests = pairs[0].attempts[1].digests
     eager, perturbed = _eager_curves(pairs, baseline.repeats.get(digests, {})), baseline.perturbed.get(digests)
     others = _other_attempts(pairs, baseline, tuple(eager.values()), margins)
-    verdict = _judge_together(eager, pairs, margins, others, perturbed)
+    verdict = _judge_together(eager, pairs, margins, others, perturbed, looks)
     if verdict.noisy:
         # Noise does not explain a flaky attempt, and step checks cover only the attempts that count.
         flaky = (*(text for pair in pairs for text in pair.flaky_attempts.values()), *others.deviating)
@@ -182,7 +183,12 @@ def _unequal_curves(
 
 
 def _judge_together(
-    eager: Curves, pairs: Sequence[Pair], margins: Margins, others: _OtherAttempts, perturbed: Steps | None
+    eager: Curves,
+    pairs: Sequence[Pair],
+    margins: Margins,
+    others: _OtherAttempts,
+    perturbed: Steps | None,
+    looks: int,
 ) -> Verdict:
     """Judge the curves of ``pairs``. If all are equal bit for bit, also judge them together with the unequal ``others``.
 
@@ -191,7 +197,8 @@ def _judge_together(
     graphed = {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
     expected = np.arange(max(map(len, graphed.values())))
     first, learnt = _first_compared(pairs), all(both_update(*pair.attempts) for pair in pairs)
-    verdict = ladder.judge_curves(eager, graphed, expected, first, margins, perturbed=perturbed, learnt=learnt)
+    judge = partial(ladder.judge_curves, margins=margins, learnt=learnt, looks=looks)
+    verdict = judge(eager, graphed, expected, first, perturbed=perturbed)
     if verdict.passes and others.deviating:
         return _not_reproducible(others.deviating, verdict.evidence)
     unequal = {**others.eager, **others.graphed}
@@ -204,7 +211,7 @@ def _judge_together(
         for side in ({**eager, **others.eager}, {**graphed, **others.graphed})
     )
     moved = perturbed.take(shared) if perturbed else None
-    joint = ladder.judge_curves(before, after, expected[shared], first, margins, perturbed=moved, learnt=learnt)
+    joint = judge(before, after, expected[shared], first, perturbed=moved)
     reason = f"equal bit for bit except {', '.join(unequal)}{f': {joint.reason}' if joint.reason else ''}"
     if joint.verdict == "EQUIVALENT":
         return replace(joint, reason=reason)

@@ -7,7 +7,7 @@ refuse the run by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -33,6 +33,7 @@ from analysis.records.run import Attempt, PartialAttempt, Run, digests_of
 from analysis.records.steps import Steps, no_steps, read_steps
 from launch.common.atomic_files import dumps, parse_record
 from launch.common.typed_json import from_json
+from launch.contract.bundle import runs_not_needed
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
 from launch.contract.plan import Cell, Plan, read_plan
@@ -63,7 +64,27 @@ def load(sweep: SweepPaths) -> Records:
         FileNotFoundError: the folder holds no plan.
         RecordError: its plan is not JSON.
     """
-    return load_planned(sweep, read_plan(sweep))
+    return load_planned(sweep, read_made(sweep))
+
+
+def read_made(sweep: SweepPaths) -> Plan:
+    """Return the plan of ``sweep`` without the runs that no verdict needed.
+
+    Raises:
+        FileNotFoundError: the folder holds no plan.
+        RecordError: the plan is not JSON.
+    """
+    plan = read_plan(sweep)
+    bundles = plan.bundles if plan.looks else ()
+    dropped = {run_id for one in bundles for run_id in runs_not_needed(sweep.bundle(one.bundle_id))}
+    # What has run counts, whatever was settled without it.
+    return without_runs(plan, {run_id for run_id in dropped if not sweep.run(run_id).attempt_numbers()})
+
+
+def without_runs(plan: Plan, run_ids: Set[str]) -> Plan:
+    """Return ``plan`` whose cells lack ``run_ids``."""
+    kept = ((cell, tuple(run_id for run_id in cell.run_ids if run_id not in run_ids)) for cell in plan.cells)
+    return replace(plan, cells=tuple(replace(cell, run_ids=ids) for cell, ids in kept)) if run_ids else plan
 
 
 def load_planned(sweep: SweepPaths, plan: Plan) -> Records:

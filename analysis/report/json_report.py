@@ -6,6 +6,7 @@
      cells, "unfinished_runs",
                  "unvalidated": why no graphed cell has a verdict},
      "margins": {"loss": nats, "grad_norm": relative},
+     "looks": [repeats] after which verdicts are judged with `repeats: auto`, the last one being all; empty for fixed repeats,
      "cells": [one object per cell of the plan that ran or was to run, in the plan's order:
         {"cell_id", "label", "name": short, as in report.md, "workload_id", "task_id", "impl", "scope", "effective_scope",
         "device",
@@ -108,6 +109,7 @@ def report_to_json(report: ReportData) -> dict[str, Any]:
         "exit_code": report.summary.exit_code,
         "summary": _summary(report.summary),
         "margins": to_json(plan.margins),
+        "looks": plan.looks,
         "cells": map(_cell, report.ran),
         "not_run": (_not_run(result) for result in results if result.cell.state != "run"),
         "tasks": to_json(report.sweep.trained),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from analysis.limits.speedup_bound import NEAR, Bound
 from analysis.report.headline import headline
+from analysis.speed.confidence_interval import ALPHA
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.exit_code import exit_code
 from analysis.sweep.ranking import diverging_cells, rank
@@ -73,6 +74,7 @@ def _notes(results: Sequence[CellResult], decision: str) -> Iterator[str]:
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
     yield _undecided_speed(ran)
+    yield from _stopped(ran)
     yield _not_ranked(ran)
     yield _fastest(ran, decision)
     yield _nearest(ran)
@@ -147,6 +149,20 @@ def _undecided_speed(ran: Sequence[CellResult]) -> str:
         return ""
     speed, result = max(unsure, key=lambda item: item[0].ratio)
     return f"Speed undecided: `{result.cell.label}` ({speed.reason})."
+
+
+def _stopped(ran: Sequence[CellResult]) -> Iterator[str]:
+    """Say where ``repeats: auto`` stopped, by the number of pairs."""
+    cells: dict[int, list[str]] = {}
+    for result in ran:
+        if result.looks and len(result.cell.repeat_ids) < result.looks[-1]:
+            cells.setdefault(len(result.cell.repeat_ids), []).append(f"`{result.cell.label}`")
+    for pairs, labels in sorted(cells.items()):
+        looks = next(result.looks for result in ran if result.looks)
+        yield (
+            f"Stopped after {pairs} of up to {looks[-1]} pairs: speed and loss verdicts of {first_names(labels, MAXIMUM_NAMES)} "
+            f"are settled (sequential rule, error at most {ALPHA:.0%} over {len(looks)} looks)."
+        )
 
 
 def _not_ranked(ran: Sequence[CellResult]) -> str:

@@ -10,6 +10,9 @@ intervals share the 5%. Either suffices, so the narrower one counts:
   share its eager runs, whose noise is in all of them. Its lower limit is Bonferroni's interval from the deviation of the least
   steady cell, with the degrees of freedom of all cells, because cells need not be equally steady.
 
+A bundle with ``repeats: auto`` stops once its verdicts are settled (analysis.sweep.settle). No cell's interval then depends on
+another's, and the error is split evenly over cells and looks: see :class:`EvenSplit`.
+
 docs/speed.md has the error rates by simulation, and the cost.
 """
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from analysis.statistics.student_t import quantile
 
@@ -29,28 +33,52 @@ ALONE, TOGETHER = 0.01, 0.04
 MINIMUM_PAIRS = 2
 MOST_PAIRS = 50
 """No more are advised: noise that needs them is better removed."""
+WIDEST = 35.0
+"""Of a half width. No logarithm of a ratio of step times is so large (analysis/speed/steady_window.py)."""
+
+
+@dataclass(frozen=True)
+class EvenSplit:
+    """ALPHA, split evenly over ``cells`` and over the ``looks`` at each (Bonferroni). It holds whenever a bundle stops."""
+
+    cells: int = 1
+    looks: int = 1
+
+    @property
+    def alone(self) -> EvenSplit:
+        """The interval of the cell without the others."""
+        return EvenSplit(1, self.looks)
+
+    def half_width(self, deviation: float, pairs: int) -> float:
+        """Return half the width of the interval of a cell with ``pairs`` pairs."""
+        return _quantile(ALPHA / self.cells / self.looks, pairs - 1) * deviation / math.sqrt(pairs)
+
+
+ALONE_ONCE = EvenSplit()
+"""The 95% interval of a cell by itself, looked at once."""
 
 
 @dataclass(frozen=True)
 class Family:
     """The cells of a sweep with a speed verdict, as one of them needs them. Deviations are of the logarithms of ratios.
 
-    ``looks`` is the number of verdicts. ``degrees`` are the degrees of freedom of all cells. ``workload`` is the deviation of
+    ``cells`` is the number of verdicts. ``degrees`` are the degrees of freedom of all cells. ``workload`` is the deviation of
     the cells that share this cell's eager runs. ``widest`` is the deviation of the least steady cell.
     """
 
-    looks: int
+    cells: int
     degrees: int
     workload: float
     widest: float
+    alone: ClassVar[EvenSplit] = ALONE_ONCE
 
     def half_width(self, deviation: float, pairs: int) -> float:
         """Return half the width of the interval of a cell with ``pairs`` pairs."""
-        if self.looks == 1:
-            return _quantile(ALPHA, pairs - 1) * deviation / math.sqrt(pairs)
-        alone = _quantile(ALONE / self.looks, pairs - 1) * deviation
+        if self.cells == 1:
+            return self.alone.half_width(deviation, pairs)
+        alone = _quantile(ALONE / self.cells, pairs - 1) * deviation
         own = _quantile(TOGETHER, pairs - 1) * max(deviation, self.workload)
-        of_all = _quantile(ALPHA / self.looks, self.degrees) * self.widest
+        of_all = _quantile(ALPHA / self.cells, self.degrees) * self.widest
         return min(alone, max(own, of_all)) / math.sqrt(pairs)
 
 
@@ -59,10 +87,10 @@ def _quantile(alpha: float, degrees: int) -> float:
     return quantile(1 - alpha / 2, degrees)
 
 
-def families(cells: Sequence[tuple[str, Sequence[float]]], looks: int | None = None) -> tuple[Family, ...]:
+def families(cells: Sequence[tuple[str, Sequence[float]]], verdicts: int | None = None) -> tuple[Family, ...]:
     """Return the family for each cell.
 
-    A cell is given by the name of its workload and the ratios of at least two pairs. ``looks`` defaults to the number of cells.
+    A cell is given by the name of its workload and the ratios of at least two pairs. ``verdicts`` defaults to the number of cells.
     """
     sums: dict[str, tuple[float, int]] = {}
     for name, ratios in cells:
@@ -71,7 +99,7 @@ def families(cells: Sequence[tuple[str, Sequence[float]]], looks: int | None = N
     widest = math.sqrt(max((_variance(ratios) for _, ratios in cells), default=0.0))
     in_all = sum(degrees for _, degrees in sums.values())
     shared = {name: math.sqrt(squares / degrees) for name, (squares, degrees) in sums.items()}
-    return tuple(Family(looks or len(cells), in_all, shared[name], widest) for name, _ in cells)
+    return tuple(Family(verdicts or len(cells), in_all, shared[name], widest) for name, _ in cells)
 
 
 def _variance(ratios: Sequence[float]) -> float:
@@ -81,28 +109,27 @@ def _variance(ratios: Sequence[float]) -> float:
     return math.fsum((one - centre) ** 2 for one in logs) / (len(logs) - 1)
 
 
-def interval_of(ratios: Sequence[float], family: Family | None = None) -> Interval:
-    """Return the two-sided interval of the geometric mean of positive ``ratios``, or None for fewer than two.
-
-    Without a ``family``, return the interval of the cell alone.
-    """
+def interval_of(ratios: Sequence[float], family: Family | EvenSplit = ALONE_ONCE) -> Interval:
+    """Return the two-sided interval of the geometric mean of positive ``ratios``, or None for fewer than two."""
     if len(ratios) < MINIMUM_PAIRS:
         return None
     pairs, deviation = len(ratios), math.sqrt(_variance(ratios))
     centre = math.fsum(map(math.log, ratios)) / pairs
-    half = (family or Family(1, pairs - 1, deviation, deviation)).half_width(deviation, pairs)
+    half = min(family.half_width(deviation, pairs), WIDEST)
     return math.exp(centre - half), math.exp(centre + half)
 
 
-def pairs_to_narrow(ratios: Sequence[float], half_width: float, family: Family | None = None) -> int | None:
+def pairs_to_narrow(ratios: Sequence[float], half_width: float, family: Family | EvenSplit = ALONE_ONCE) -> int | None:
     """Return how many pairs of the present spread have an interval of at most ``half_width``, in logarithms, on either side.
 
     Return None above ``MOST_PAIRS``. There are at least two ``ratios``; the other cells of the ``family`` get as many pairs.
     """
     present, deviation = len(ratios), math.sqrt(_variance(ratios))
-    known = family or Family(1, present - 1, deviation, deviation)
     for pairs in range(present + 1, MOST_PAIRS + 1):
-        grown = replace(known, degrees=known.degrees * (pairs - 1) // (present - 1))
+        if isinstance(family, Family):
+            grown: Family | EvenSplit = replace(family, degrees=family.degrees * (pairs - 1) // (present - 1))
+        else:
+            grown = family
         if grown.half_width(deviation, pairs) <= half_width:
             return pairs
     return None

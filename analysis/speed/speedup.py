@@ -27,7 +27,15 @@ from typing import Literal
 
 import numpy as np
 
-from analysis.speed.confidence_interval import MOST_PAIRS, Family, Interval, interval_of, pairs_to_narrow
+from analysis.speed.confidence_interval import (
+    ALONE_ONCE,
+    MOST_PAIRS,
+    EvenSplit,
+    Family,
+    Interval,
+    interval_of,
+    pairs_to_narrow,
+)
 from analysis.speed.pair_speed import PairSpeed
 from analysis.speed.trend import HORIZON, later_ratios
 from launch.contract.model_flops import model_flops
@@ -122,12 +130,15 @@ class Decision:
     """How many repeats would decide; None where repeats would not, or too many."""
 
 
-def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: Family | None = None) -> Decision:
+def decide(
+    timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: Family | EvenSplit = ALONE_ONCE
+) -> Decision:
     """Decide on pairs that have a ratio. ``doubt`` says why the measured step cannot be right; there is then no interval."""
     if doubt:
         return Decision("INCONCLUSIVE", doubt, None, None)
     ratios, steps = ratios_of(timed), min(pair.steps for pair in timed)
-    decision = Decision(*classify(timed, family), interval_of(ratios, family), interval_of(ratios))
+    intervals = interval_of(ratios, family), interval_of(ratios, family.alone)
+    decision = Decision(*classify(timed, family), *intervals)
     if bounds.reason:
         return bounded(decision, bounds, steps)
     too_wide = steps >= MINIMUM_STEPS and decision.interval and speed_verdict(decision.interval, steps)[1]
@@ -154,13 +165,13 @@ def bounded(decision: Decision, bounds: RatioBounds, steps: int) -> Decision:
 def cell_speed(
     pairs: Sequence[PairSpeed],
     spec: RunSpec,
-    family: Family | None = None,
+    family: Family | EvenSplit = ALONE_ONCE,
     bounds: RatioBounds = NO_BOUNDS,
     doubt: str = "",
 ) -> Speed | None:
     """Return the speed-up of a cell over its pairs that have a ratio, or None if none has.
 
-    Without ``family``, the verdict and the interval are those of the cell alone.
+    The verdict and the interval are those of the cell as one of ``family``.
     """
     timed = [pair for pair in pairs if pair.ratio is not None]
     if not timed:
@@ -215,25 +226,25 @@ def drift_corrected(pairs: Sequence[PairSpeed]) -> list[float]:
     return [pair.eager_ms / pair.graphed_ms * factor for pair, factor in zip(pairs, factors, strict=True)]
 
 
-def classify(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[SpeedVerdict, str]:
+def classify(pairs: Sequence[PairSpeed], family: Family | EvenSplit = ALONE_ONCE) -> tuple[SpeedVerdict, str]:
     """Return the verdict on pairs that have a ratio, and why it is INCONCLUSIVE.
 
     A ``family`` may turn the cell's own verdict into INCONCLUSIVE. It never gives a verdict that the cell alone does not have.
     """
-    own, reason = _classify(pairs, None)
-    if family is None:
+    own, reason = _classify(pairs, family.alone)
+    if family == family.alone:
         return own, reason
     verdict, why = _classify(pairs, family)
     if own == "INCONCLUSIVE":
         return own, why or reason
     if verdict == own:
         return own, ""
-    low, high = interval_of(ratios_of(pairs)) or (math.nan, math.nan)
-    said = f"{own} on its own ({low:.3f} to {high:.3f}), but not certain as one of {family.looks} timed cells"
+    low, high = interval_of(ratios_of(pairs), family.alone) or (math.nan, math.nan)
+    said = f"{own} on its own ({low:.3f} to {high:.3f}), but not certain as one of {family.cells} timed cells"
     return "INCONCLUSIVE", said
 
 
-def repeats_to_decide(ratios: Sequence[float], family: Family | None) -> int | None:
+def repeats_to_decide(ratios: Sequence[float], family: Family | EvenSplit) -> int | None:
     """Return how many repeats decide on at least two ``ratios``, if more of them spread alike; None for too many."""
     change = abs(math.log(geometric_mean(ratios)))
     # Either 1 leaves the interval, or the interval enters the band.
@@ -246,8 +257,8 @@ def _advise_repeats(repeats: int | None) -> str:
     return f"about {repeats} repeats decide if later pairs are like these (repeats={repeats})"
 
 
-def _classify(pairs: Sequence[PairSpeed], family: Family | None) -> tuple[SpeedVerdict, str]:
-    """Return the verdict by the interval of ``family``, or of the cell alone, and why it is INCONCLUSIVE."""
+def _classify(pairs: Sequence[PairSpeed], family: Family | EvenSplit) -> tuple[SpeedVerdict, str]:
+    """Return the verdict by the interval of ``family``, and why it is INCONCLUSIVE."""
     interval, steps = interval_of(ratios_of(pairs), family), min(pair.steps for pair in pairs)
     verdict, reason = speed_verdict(interval, steps)
     if interval is None or verdict == "INCONCLUSIVE":
@@ -261,7 +272,7 @@ def _classify(pairs: Sequence[PairSpeed], family: Family | None) -> tuple[SpeedV
 
 
 def _other_intervals(
-    pairs: Sequence[PairSpeed], interval: tuple[float, float], family: Family | None
+    pairs: Sequence[PairSpeed], interval: tuple[float, float], family: Family | EvenSplit
 ) -> tuple[tuple[Interval, str], ...]:
     """Return the other intervals for which the verdict must hold, each with the reason to give if it does not."""
     low, high = interval

@@ -71,7 +71,7 @@ def _cell(cell: Cell, records: Records, baseline: EagerBaseline | None) -> CellE
         return CellEvidence(CellResult(cell, ()))
     runs, margins = records.runs[cell.cell_id], records.plan.margins
     if cell.graphed:
-        return _graphed_cell(cell, runs, baseline or EagerBaseline((), {}), margins)
+        return _graphed_cell(cell, runs, baseline or EagerBaseline((), {}), margins, records.plan.looks)
     return _eager_cell(cell, runs, baseline, margins)
 
 
@@ -94,10 +94,12 @@ def _eager_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline | Non
     return CellEvidence(result)
 
 
-def _graphed_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline, margins: Margins) -> CellEvidence:
+def _graphed_cell(
+    cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline, margins: Margins, looks: tuple[int, ...]
+) -> CellEvidence:
     spec, attempts = cell.run_spec, attempts_of(runs)
     collected = _pool_speeds([collect_pair(run, baseline, spec, margins) for run in runs])
-    verdicts, verdict = judge_pairs(collected, baseline, margins_for(spec, margins))
+    verdicts, verdict = judge_pairs(collected, baseline, margins_for(spec, margins), max(1, len(looks)))
     pairs = tuple(PairResult(**vars(pair), verdict=own) for pair, own in zip(collected, verdicts, strict=True))
     compared = [
         (pair.eager.attempt, pair.graphed.attempt)
@@ -119,6 +121,7 @@ def _graphed_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline, ma
         CellLoss(loss_trajectory(attempts)),
         _integrity(runs, {pair.repeat: pair.flaky_attempts for pair in pairs}, spec.training.steps),
         _phase_seconds(runs),
+        looks,
     )
     return CellEvidence(result, throttle_bounds(pairs, ranks), (bound.doubt or bound.eager_doubt) if bound else "")
 

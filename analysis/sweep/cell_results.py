@@ -91,6 +91,8 @@ class CellResult:
     integrity: CellIntegrity = CellIntegrity()
     phase_seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Seconds that rank 0 spent in each phase, over the attempts that count."""
+    looks: tuple[int, ...] = ()
+    """The numbers of repeats after which its verdicts are judged (Plan.looks). The looks share the error."""
     name: str = ""
     """A short name within a report: "B2" is the second graphed cell of the second workload, "B0" its eager cell."""
 

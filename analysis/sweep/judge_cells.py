@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from analysis.pairing.step_checks import judge_with_checks
 from analysis.records.load import Records
-from analysis.speed.confidence_interval import Family, families
+from analysis.speed.confidence_interval import ALONE_ONCE, EvenSplit, Family, families
 from analysis.speed.speedup import Speed, cell_speed, ratios_of
 from analysis.sweep.cell_evidence import CellEvidence, collect_evidence
 from analysis.sweep.cell_results import CellResult
@@ -17,20 +17,20 @@ from analysis.verdict.verdict import Verdict
 _SEVERAL_VERSIONS = "its repeats ran different code, libraries or data: run all of them again with one version"
 
 
-def judge_cells(evidence: Sequence[CellEvidence]) -> tuple[CellResult, ...]:
+def judge_cells(evidence: Sequence[CellEvidence], elsewhere: int = 0) -> tuple[CellResult, ...]:
     """Judge the cells of a sweep, with a correction for multiple tests.
 
     The verdicts form one family of tests, and the speed-ups of passing cells form another. In a larger family, each test needs
-    stronger evidence.
+    stronger evidence. With graphed cells ``elsewhere`` in the sweep, a verdict holds whatever those show.
     """
     alone = [cell.result.verdict for cell in evidence]
-    decided = iter(judge_family([verdict for verdict in alone if verdict]))
+    decided = iter(judge_family([verdict for verdict in alone if verdict], elsewhere))
     corrected = [verdict and next(decided) for verdict in alone]
     verdicts = [
         verdict and judge_with_checks(verdict, cell.result.graphs.step_checks)
         for verdict, cell in zip(corrected, evidence, strict=True)
     ]
-    speedups = _speedups(evidence, verdicts)
+    speedups = _speedups(evidence, verdicts, elsewhere)
     return tuple(map(_result, evidence, verdicts, speedups))
 
 
@@ -39,8 +39,13 @@ def compare_cells(records: Records) -> tuple[CellResult, ...]:
     return tuple(judge_cells([cell])[0] for cell in collect_evidence(records))
 
 
-def _speedups(evidence: Sequence[CellEvidence], verdicts: Sequence[Verdict | None]) -> list[Speed | None]:
+def _speedups(
+    evidence: Sequence[CellEvidence], verdicts: Sequence[Verdict | None], elsewhere: int
+) -> list[Speed | None]:
     """Return the speed-up of each cell. The speed-ups of passing cells are corrected as one family of tests."""
+    if looks := max((len(cell.result.looks) for cell in evidence), default=0):
+        split = EvenSplit(elsewhere + sum(cell.result.validated for cell in evidence), looks)
+        return [_speedup(cell, split) for cell in evidence]
     own = [_speedup(cell) for cell in evidence]
     timed = [
         place
@@ -53,7 +58,7 @@ def _speedups(evidence: Sequence[CellEvidence], verdicts: Sequence[Verdict | Non
     return [of_family.get(place, speed) for place, speed in enumerate(own)]
 
 
-def _speedup(cell: CellEvidence, family: Family | None = None) -> Speed | None:
+def _speedup(cell: CellEvidence, family: Family | EvenSplit = ALONE_ONCE) -> Speed | None:
     pairs = cell.result.pairs
     if not pairs:
         return None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from analysis.records.load import Records, load_planned
+from analysis.records.load import Records, load_planned, read_made
 from analysis.sweep.cell_evidence import CellEvidence, collect_evidence
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import judge_cells
 from analysis.sweep.task_agreement import TaskComparison, Trained
 from launch.common.text import code_name
 from launch.contract.paths import SweepPaths
-from launch.contract.plan import Cell, Plan, read_plan
+from launch.contract.plan import Cell, Plan
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def judge_sweep(sweep: SweepPaths, see: Callable[[Records], None] = lambda recor
         FileNotFoundError: the folder has no plan.
         RecordError: the plan is damaged, or of another version.
     """
-    recorded, tasks = read_plan(sweep), TaskComparison()
+    recorded, tasks = read_made(sweep), TaskComparison()
     plan = replace(recorded, cells=tuple(replace(cell, label=code_name(cell.label)) for cell in recorded.cells))
     evidence: dict[str, CellEvidence] = {}
     for cells in _workloads(plan.cells):

@@ -34,15 +34,15 @@ def estimate_of(sample: Sample, weights: Floats) -> Estimate:
     return Estimate(value, max(error.exceeded_with(ALPHA) for error in errors))
 
 
-def mean_within(sample: Sample, margin: float) -> tuple[Estimate, float]:
-    """Return the mean difference, and the p-value of the test that it is within ``margin``.
+def mean_within(sample: Sample, margin: float, looks: int = 1) -> tuple[Estimate, float]:
+    """Return the mean difference, and the p-value of the test that it is within ``margin``, as one of so many ``looks``.
 
     Of the two standard errors, use the larger half width and the larger p-value. The sample needs two or more eager runs.
     """
     steps = sample.graphed.shape[1]
     value, errors = _weighted_sum(sample, np.full(steps, 1 / steps))
-    mean = Estimate(value, max(error.exceeded_with(ALPHA) for error in errors))
-    return mean, max(error.p(margin - abs(value)) for error in errors)
+    mean = Estimate(value, max(error.exceeded_with(ALPHA / looks) for error in errors))
+    return mean, min(1.0, looks * max(error.p(margin - abs(value)) for error in errors))
 
 
 def _weighted_sum(sample: Sample, weights: Floats) -> tuple[float, tuple[StandardError, ...]]:

@@ -9,16 +9,18 @@ from analysis.verdict.equivalence_test import ALPHA
 from analysis.verdict.verdict import REPEAT, Verdict
 
 
-def judge_family(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+def judge_family(verdicts: Sequence[Verdict], elsewhere: int = 0) -> tuple[Verdict, ...]:
     """Return the corrected verdicts of all cells of a sweep.
 
     Their tests count as one family: the probability of one or more wrong EQUIVALENT verdicts is at most alpha.
+    With so many cells ``elsewhere`` in the sweep, a verdict holds whatever their tests show.
     """
     tested = [place for place, verdict in enumerate(verdicts) if verdict.evidence and verdict.evidence.tested]
-    holds = dict(zip(tested, holm([verdicts[place].p for place in tested]), strict=True))
+    p_values = [*(verdicts[place].p for place in tested), *[1.0] * elsewhere]
+    holds = dict(zip(tested, holm(p_values), strict=False))
     return tuple(
         # Equal printed digits pass without a test.
-        verdict if verdict.verdict != "EQUIVALENT" or holds.get(place, True) else _uncertain(verdict, len(tested))
+        verdict if verdict.verdict != "EQUIVALENT" or holds.get(place, True) else _uncertain(verdict, len(p_values))
         for place, verdict in enumerate(verdicts)
     )
 

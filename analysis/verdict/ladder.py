@@ -82,19 +82,20 @@ def judge_curves(
     perturbed: Steps | None = None,
     *,
     learnt: bool = False,
+    looks: int = 1,
 ) -> Verdict:
     """Judge all graphed runs of one configuration against all eager runs of its workload, by the whole ladder.
 
     A complete ``perturbed`` eager run shows how far harmless differences grow, and counts for the noise floor.
     The window starts at ``expected[first]``. ``expected`` has shape (steps,). ``learnt`` is whether all runs are known to
-    change their parameters. Otherwise the eager loss must show it.
+    change their parameters. Otherwise the eager loss must show it. The error is shared by so many ``looks`` at growing numbers of runs.
     """
     found = _begin(eager, graphed, expected, first, metrics, perturbed)
     if isinstance(found, Verdict):
         return found
     samples = tuple(found.samples[metric] for metric in metrics)
-    evidence = replace(found.evidence, tested=_tested(found, samples, margins))
-    window = ComparisonWindow(eager, graphed, expected, first, margins, samples, evidence, learnt)
+    evidence = replace(found.evidence, tested=_tested(found, samples, margins, looks))
+    window = ComparisonWindow(eager, graphed, expected, first, margins, samples, evidence, learnt, looks)
     verdict = (
         diverged(window)
         or missing_floor(window)
@@ -132,15 +133,15 @@ def _begin(
     return Verdict("BITWISE", f"{still}, so equality shows little" if still else "", evidence=found.evidence)
 
 
-def _tested(found: Differences, samples: Sequence[Sample], margins: Margins) -> tuple[MetricTests, ...]:
+def _tested(found: Differences, samples: Sequence[Sample], margins: Margins, looks: int) -> tuple[MetricTests, ...]:
     """Run the tests of rungs 3 and 4, if there are two eager repeats and the window is long enough."""
     if found.evidence.eager_runs < 2 or found.evidence.steps < MINIMUM_STEPS:
         return ()
-    return tuple(_test(sample, margins.of(sample.metric)) for sample in samples if sample.is_finite)
+    return tuple(_test(sample, margins.of(sample.metric), looks) for sample in samples if sample.is_finite)
 
 
-def _test(sample: Sample, margin: float) -> MetricTests:
-    mean, p = mean_within(sample, margin)
+def _test(sample: Sample, margin: float, looks: int) -> MetricTests:
+    mean, p = mean_within(sample, margin, looks)
     rise = estimate_of(sample, rise_of_line(sample.graphed.shape[1]))
     growth = late_growth(sample.graphed, sample.eager_distances, margin) or drift_of_run(sample, margin)
     return MetricTests(sample.metric, mean, p, rise, leaves_margin(mean, rise, margin), growth)

@@ -75,6 +75,8 @@ class ComparisonWindow:
     samples: tuple[Sample, ...]
     evidence: CurveEvidence
     learnt: bool
+    looks: int = 1
+    """How often the runs may be judged before the bundle ends. The looks share the error."""
 
 
 def diverged(window: ComparisonWindow) -> Verdict | None:
@@ -184,7 +186,7 @@ def hides_difference(window: ComparisonWindow) -> Verdict | None:
     """Rung 3, step by step: return INCONCLUSIVE if noise may hide a true difference beyond the margin."""
     for sample in window.samples:
         margin, scale = window.margins.of(sample.metric), noise_scale(sample)
-        if hidden := find_hidden(sample, scale, margin):
+        if hidden := find_hidden(sample, scale, margin, window.looks):
             reason = (
                 f"the {METRIC_NAMES[sample.metric]} difference of {hidden.size:.3g} at step "
                 f"{window.expected[window.first + hidden.place]} is within the margin of {margin:g}, but with noise of "

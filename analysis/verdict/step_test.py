@@ -37,14 +37,14 @@ class HiddenStep:
     noise: float
 
 
-def find_hidden(sample: Sample, scale: NoiseScale, margin: float) -> HiddenStep | None:
-    """Return the step that may hide a true difference of ``TOLERATED`` times ``margin``, or None."""
+def find_hidden(sample: Sample, scale: NoiseScale, margin: float, looks: int = 1) -> HiddenStep | None:
+    """Return the step that may hide a true difference of ``TOLERATED`` times ``margin``, or None. ``looks`` share ALPHA."""
     runs, eager = len(sample.graphed), len(sample.eager)
     ascending = np.sort(sample.graphed, axis=0)
     found = []
     for group in range(1, runs + 1):
         error = scale.of_group(group, runs, eager)
-        limit = min(margin, TOLERATED * margin - error.exceeded_with(ALPHA))
+        limit = min(margin, TOLERATED * margin - error.exceeded_with(ALPHA / looks))
         # Differences are relative to the eager mean, so the eager runs add 0 to the sum of all runs.
         farthest = np.array([ascending[:group].sum(axis=0), ascending[runs - group :].sum(axis=0)])
         others = ascending.sum(axis=0) - farthest

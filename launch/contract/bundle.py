@@ -1,4 +1,4 @@
-"""A supervisor's order (bundle.json), and the attempts that it has begun (begun.jsonl)."""
+"""A supervisor's order (bundle.json), the attempts that it has begun (begun.jsonl), and the runs not needed (settled.json)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launch.common.atomic_files import parse_json
+from launch.common.atomic_files import RecordError, parse_json, read_json
 from launch.common.file_lock import Owner
 from launch.common.regular_file import read_regular
 from launch.common.typed_json import from_json
@@ -52,6 +52,8 @@ class BundleOrder:
     """How ranks start under Slurm; None starts them on this host."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """The cluster profile's variables for every rank. The run's own spec overrides them."""
+    looks: tuple[str, ...] = ()
+    """Runs before which the verdicts so far are judged. If they are settled, the runs left are not begun (Settled)."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,24 @@ class Beginning:
     time: float
     """In seconds since the epoch. Only people read it, because clocks may be set back."""
     supervisor: Owner
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Why a bundle with ``repeats: auto`` stopped: its verdicts were settled after ``repeats`` of ``limit``."""
+
+    repeats: int
+    limit: int
+    run_ids: tuple[str, ...]
+    """The runs that are not needed."""
+
+
+def runs_not_needed(bundle: BundlePaths) -> frozenset[str]:
+    """Return the runs that nobody begins, since the bundle's verdicts are settled. A damaged record names none."""
+    try:
+        return frozenset(from_json(Settled, read_json(bundle.settled)).run_ids)
+    except (FileNotFoundError, RecordError, TypeError, ValueError):
+        return frozenset()
 
 
 def read_beginnings(bundle: BundlePaths) -> dict[tuple[str, int], Beginning]:

@@ -10,6 +10,7 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/bundles/<bundle>/lock           supervisor        who supervises the bundle (host, boot, pid)
     <sweep>/bundles/<bundle>/allocations.jsonl supervisor     a line for each supervisor that took the bundle
     <sweep>/bundles/<bundle>/begun.jsonl    supervisor        a line for each attempt, before its folder is there
+    <sweep>/bundles/<bundle>/settled.json   analysis.sweep.settle  which runs are not needed (repeats: auto); settle.log is for people
     <sweep>/submissions/<token>.json        orchestrator      bundles submitted by one sbatch, and the job's id
     <sweep>/order.lock                      orchestrator      held while a command plans or cancels
     <sweep>/report.lock                     write_report      held while a report is written
@@ -177,6 +178,8 @@ class BundlePaths(Folder):
     lock = Entry("lock")
     allocations = Entry("allocations.jsonl")
     begun = Entry("begun.jsonl")
+    settled = Entry("settled.json")
+    settle_log = Entry("settle.log")
 
     @property
     def sweep(self) -> SweepPaths:

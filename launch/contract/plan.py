@@ -139,6 +139,8 @@ class Plan:
     """The recipe's overrides on the command line, as "key=value"; None where no recipe plans this sweep again."""
     bundles_if_needed: tuple[PlannedBundle, ...] = ()
     """Bundles that begin only if a verdict needs their runs (analysis.verdict.verdict.Verdict.needed_run)."""
+    looks: tuple[int, ...] = ()
+    """With ``repeats: auto``, the numbers of repeats after which verdicts are judged, the last one being all. Empty if fixed."""
 
     def cell_of_run(self) -> Mapping[str, Cell]:
         return self._cell_of_run
@@ -147,6 +149,11 @@ class Plan:
     def runs_if_needed(self) -> frozenset[str]:
         """The runs of ``bundles_if_needed``."""
         return frozenset(run_id for bundle in self.bundles_if_needed for run_id in bundle.run_ids)
+
+    @cached_property
+    def judged_cells(self) -> int:
+        """The number of graphed cells that run."""
+        return sum(cell.graphed and cell.state == "run" for cell in self.cells)
 
     @property
     def all_bundles(self) -> tuple[PlannedBundle, ...]:

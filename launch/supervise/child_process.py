@@ -1,4 +1,4 @@
-"""Start a module of this package as a child that ends with the supervisor."""
+"""Start a module as a child that ends with the supervisor."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from launch.common.parent_death import PARENT
-from launch.contract.paths import AttemptPaths
+from launch.contract.paths import AttemptPaths, BundlePaths
+
+JUDGE_SECONDS = 300.0
+"""How long the verdicts so far may take to judge. Then the bundle goes on."""
+POLL_SECONDS = 0.1
 
 
 def start(
@@ -45,3 +50,19 @@ class Tracker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def judge_verdicts(bundle: BundlePaths, give_up: Callable[[], object]) -> None:
+    """Have the analysis judge whether the bundle's verdicts are settled, which it records (Settled).
+
+    Whatever goes wrong, the bundle goes on, and a line in the supervisor's log says so.
+    """
+    deadline = time.monotonic() + JUDGE_SECONDS
+    with start("analysis.sweep.settle", (bundle.path,), os.environ, bundle.settle_log) as judge:
+        while judge.poll() is None and time.monotonic() < deadline and not give_up():
+            time.sleep(POLL_SECONDS)
+        # In vain once it has ended.
+        judge.kill()
+    if judge.returncode and not give_up():
+        why = f"exit code {judge.returncode}; {bundle.settle_log} shows why"
+        sys.stderr.write(f"whether verdicts are settled is unknown ({why}): the bundle goes on\n")

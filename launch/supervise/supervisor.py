@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -20,7 +21,7 @@ from launch.common.atomic_files import JsonLines, RecordError, read_json, write_
 from launch.common.file_lock import Lock, holder, this_process
 from launch.common.regular_file import read_regular
 from launch.common.typed_json import from_json
-from launch.contract.bundle import Beginning, BundleOrder
+from launch.contract.bundle import Beginning, BundleOrder, runs_not_needed
 from launch.contract.cancellation import read_cancellation
 from launch.contract.outcomes import outcome_to_json
 from launch.contract.paths import AttemptPaths, BundlePaths
@@ -31,7 +32,7 @@ from launch.failures.job_outcome import make_outcome
 from launch.slurm.allocation import Allocation
 from launch.supervise import host_slots
 from launch.supervise.attempt import Ranks, run_attempt
-from launch.supervise.child_process import Tracker
+from launch.supervise.child_process import Tracker, judge_verdicts
 from launch.supervise.local_ranks import LocalRanks, local_variables
 from launch.supervise.pack_attempt import pack_if_completed
 from launch.supervise.slurm_step import StepRanks, step_variables
@@ -53,6 +54,8 @@ class Supervisor:
         self._job = job
         self._asked_to_end = False
         self._trackers: list[Tracker] = []
+        self._judged: set[str] = set()
+        """Runs before which verdicts were judged."""
 
     def run(self) -> None:
         """Run every ordered attempt that was not started, until asked to end."""
@@ -68,7 +71,10 @@ class Supervisor:
             run_id, attempt = following
             if self._job is not None:
                 self._job.wait_for_controller(give_up=lambda: self._asked_to_end)
-            if self._end_request(run_id) is None and self._claim(run_id, attempt):
+            if run_id in self._order.looks and run_id not in self._judged:
+                self._judged.add(run_id)
+                judge_verdicts(self._bundle, give_up=partial(self._end_request, run_id))
+            elif self._end_request(run_id) is None and self._claim(run_id, attempt):
                 self._run_attempt(run_id, attempt, f"{self._order.bundle_id}.{number}", held.names)
         held.release()
         hurries = self._asked_to_end and self._job is not None
@@ -77,14 +83,15 @@ class Supervisor:
             tracker.finish(deadline - time.monotonic())
 
     def _next_attempt(self) -> tuple[str, AttemptPaths] | None:
-        """Return the next ordered attempt that was not started and is not to end. A command may have ordered more."""
+        """Return the next ordered attempt that was not started, is needed and is not to end. A command may have ordered more."""
         with contextlib.suppress(FileNotFoundError, RecordError, TypeError, ValueError):
-            newest = from_json(BundleOrder, read_json(self._bundle.order))
+            newest, own = from_json(BundleOrder, read_json(self._bundle.order)), self._order
             # A job runs what it was submitted for. An order for other slots is the next supervisor's.
-            if self._job is None and replace(newest, schedule=self._order.schedule) == self._order:
+            if self._job is None and replace(newest, schedule=own.schedule, looks=own.looks) == own:
                 self._order = newest
+        not_needed = runs_not_needed(self._bundle)
         left = ((run_id, attempt) for run_id, attempt in self._attempts() if not attempt.root.exists())
-        return next((one for one in left if self._end_request(one[0]) is None), None)
+        return next((one for one in left if one[0] not in not_needed and self._end_request(one[0]) is None), None)
 
     def _claim(self, run_id: str, attempt: AttemptPaths) -> bool:
         """Create the attempt's folder. Return False where somebody else has."""

@@ -40,7 +40,7 @@ def plan_side_sweep(search: Search, graphed: Sequence[RunSpec], target: Target) 
     recipe = Recipe(
         name=search.name,
         file=Path(plan.recipe_file),
-        repeats=max(LEAST_REPEATS, len(cell.repeat_ids)) if search.compares else 1,
+        repeats=max(LEAST_REPEATS, *(plan.looks[:1] or (len(cell.repeat_ids),))) if search.compares else 1,
         cluster=plan.cluster,
         equivalence=plan.margins,
         wandb=Tracking(mode="disabled"),

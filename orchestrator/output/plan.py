@@ -47,7 +47,7 @@ def warn_two_scripts(eager: str, graphed: str) -> None:
 def print_plan_summary(plan: Plan) -> None:
     """Print one line: how many cells run, and how many do not."""
     states = Counter(cell.state for cell in plan.cells)
-    runs = count("run", sum(len(bundle.run_ids) for bundle in plan.bundles))
+    runs = "up to " * bool(plan.looks) + count("run", sum(len(bundle.run_ids) for bundle in plan.bundles))
     parts = [f"{count('cell', states['run'])} to run ({runs} in {count('bundle', len(plan.bundles))})"]
     if states["not_runnable"]:
         parts.append(f"{states['not_runnable']} not runnable on this {_place(plan)}")
@@ -71,7 +71,11 @@ def print_plan(
     print_plan_summary(plan)
     cells = plan.cell_of_run()
     for number, bundle in enumerate(plan.bundles, 1):
-        print(f"\nbundle {number} of {len(plan.bundles)} ({bundle.bundle_id}), one allocation:")
+        print(f"\nbundle {number} of {len(plan.bundles)} ({bundle.bundle_id}), one allocation", end="")
+        if plan.looks:
+            early = " or ".join(map(str, plan.looks[:-1]))
+            print(f"; up to {plan.looks[-1]} repeats, ends after {early} if verdicts are settled", end="")
+        print(":")
         _print_runs(bundle, cells)
         _print_commands(dict.fromkeys(cells[run_id].cell_id for run_id in bundle.run_ids), plan.cells)
     if plan.bundles_if_needed:

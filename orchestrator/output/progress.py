@@ -27,8 +27,11 @@ def print_orders(
     alive = [state for state in states.values() if state.alive]
     starting = [state for state in states.values() if not state.alive and state.run_id in ordered]
     kept = [state for state in states.values() if not state.alive and state.run_id not in ordered]
-    left = {state.run_id: state for state in kept if state.name in ("PLANNED", "INTERRUPTED", "CANCELLED")}
-    parts = [f"{count('run', len(starting))} to start"] if starting else []
+    left = {
+        state.run_id: state for state in kept if state.name in ("PLANNED", "INTERRUPTED", "CANCELLED", "NOT_NEEDED")
+    }
+    up_to = "up to " * any(order.looks for order in orders)
+    parts = [f"{up_to}{count('run', len(starting))} to start"] if starting else []
     parts += [f"{len(alive)} already running or waiting, adopted"] if alive else []
     parts += [f"{len(kept) - len(left)} on disk"] if len(kept) > len(left) else []
     parts += [f"left as they are: {format_counts(left)}"] if left else []

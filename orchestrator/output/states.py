@@ -90,7 +90,7 @@ def _row(state: RunState, cell: Cell) -> tuple[str, ...]:
 def _note(state: RunState) -> str:
     if state.outcome is not None and state.outcome.message:
         return f"{state.outcome.failure_class}: {state.outcome.message}"
-    return describe_job(state)
+    return "its cell's verdicts are settled without it" if state.name == "NOT_NEEDED" else describe_job(state)
 
 
 def warn_damage(paths: SweepPaths, states: Mapping[str, RunState]) -> None:

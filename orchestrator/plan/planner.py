@@ -12,6 +12,7 @@ from launch.contract.spec_ids import digest, run_id
 from orchestrator.errors import input_error
 from orchestrator.plan.sound_fixes import keep_sound_fixes
 from orchestrator.recipe.expand import ResolvedCell
+from orchestrator.recipe.fields import AUTO_LOOKS, most_repeats
 from orchestrator.recipe.recipe import Recipe
 from orchestrator.rules import refusals
 from orchestrator.targets.slurm_cluster import Target
@@ -23,23 +24,25 @@ def make_plan(recipe: Recipe, cells: Sequence[ResolvedCell], target: Target) -> 
     judged = _drop_unneeded([_judge(cell, recipe, target) for cell in cells], added)
     judged = _drop_unneeded(_limit_time(judged, target), added)
     perturbed = {} if recipe.perturbed else _perturbed_runs(judged, recipe)
+    looks = AUTO_LOOKS if recipe.repeats == "auto" else ()
     return Plan(
         recipe.name,
         recipe.text,
         recipe.file.name,
         recipe.equivalence,
         tuple(_add_perturbed(cell, perturbed.get(cell.cell_id)) for cell in judged),
-        _bundles(judged),
+        _bundles(judged, looks),
         _tracking(recipe),
         target.scheduler,
         target.cluster_name,
         bundles_if_needed=_bundles_if_needed(judged, perturbed),
+        looks=looks,
     )
 
 
 def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> Cell:
     state, reasons = _check(cell, target)
-    repeats = range(recipe.repeats if state == "run" else 0)
+    repeats = range(most_repeats(recipe.repeats) if state == "run" else 0)
     run_ids = tuple(run_id(cell.spec.cell_id, repeat) for repeat in repeats)
     judged = Cell(
         cell.spec.cell_id,
@@ -120,9 +123,12 @@ def _limit_time(cells: Sequence[Cell], target: Target) -> list[Cell]:
     ]
 
 
-def _bundles(cells: Iterable[Cell]) -> tuple[PlannedBundle, ...]:
+def _bundles(cells: Iterable[Cell], looks: tuple[int, ...]) -> tuple[PlannedBundle, ...]:
+    # With other looks it is another bundle, whose runs are not those that this one did not need.
     return tuple(
-        PlannedBundle(f"{workload}-{digest([c.cell_id for c in group])[:6]}", workload, _interleave(group))
+        PlannedBundle(
+            f"{workload}-{digest([*(c.cell_id for c in group), *looks])[:6]}", workload, _interleave(group, looks)
+        )
         for workload, group in _by_workload(cells).items()
     )
 
@@ -145,14 +151,17 @@ def _by_workload(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
     return workloads
 
 
-def _interleave(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """Return the runs repeat by repeat, every other repeat backwards: eager, graphed, graphed, eager, ... A perturbed run is last.
+def _interleave(cells: Sequence[Cell], looks: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the runs repeat by repeat, every other repeat backwards: eager, graphed, graphed, eager, ... A perturbed run is last,
+    or comes before the first of ``looks``.
 
     A machine that changes steadily, or is slower in every other run, then shifts the pairs of a cell in opposite directions.
     """
     repeats = zip(*(cell.repeat_ids for cell in cells), strict=True)
     interleaved = [run_id for number, repeat in enumerate(repeats) for run_id in repeat[:: -1 if number % 2 else 1]]
-    return (*interleaved, *(cell.run_ids[-1] for cell in cells if cell.perturbed))
+    first = looks[0] * len(cells) if looks else len(interleaved)
+    perturbed = [cell.run_ids[-1] for cell in cells if cell.perturbed]
+    return (*interleaved[:first], *perturbed, *interleaved[first:])
 
 
 def gpu_hours(plan: Plan) -> float:

@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import UnionType
 from typing import Any, Literal, NamedTuple
 
 from omegaconf import MISSING, OmegaConf
@@ -30,7 +31,7 @@ WIDEST = 2**63
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERPOLATION = re.compile(r"(?<!\\)(\\*)\$\{")
-_TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list of words",
+_TYPE_NAMES = {UnionType: "a whole number, or auto", int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list of words",
                dict: "a mapping of names to text"}  # fmt: skip
 
 

@@ -61,6 +61,22 @@ def _check_sweep_name(name: str) -> Flaw | None:
     return None if NAME.fullmatch(name) else Flaw("not usable as the name of a folder", fix)
 
 
+AUTO_LOOKS = (2, 4, 6)
+"""``repeats: auto``: after so many repeats verdicts are judged. Each look ends with as many pairs of either order (docs/speed.md)."""
+
+
+def most_repeats(repeats: int | str) -> int:
+    """Return how many repeats a cell gets at most."""
+    return AUTO_LOOKS[-1] if isinstance(repeats, str) else repeats
+
+
+def _check_repeats(repeats: int | str) -> Flaw | None:
+    if isinstance(repeats, str):
+        fix = f"write a whole number, or auto: as many as verdicts need, up to {AUTO_LOOKS[-1]}"
+        return None if repeats == "auto" else Flaw("not a whole number, or auto", fix)
+    return interval_check(POSITIVE)(repeats)
+
+
 @dataclass(frozen=True)
 class TopLevel:
     """The fields at the top of a recipe that are in no section."""
@@ -68,7 +84,7 @@ class TopLevel:
     name: str = checked_field("", _check_sweep_name)
     engine: EngineName = "torch_native"
     megatron_core: MegatronCore = "0.16"
-    repeats: int = checked_field(2, interval_check(POSITIVE))
+    repeats: int | str = checked_field(2, _check_repeats)
     perturbed: bool = False
     step_checks: int = checked_field(0, interval_check(COUNT))
     cluster: str = ""

@@ -15,7 +15,7 @@ from launch.contract.plan import Margins
 from orchestrator.errors import InputError, input_error, suggestion
 from orchestrator.recipe.axes import Axes, read_axes, swept_fields
 from orchestrator.recipe.field_check import check_fields
-from orchestrator.recipe.fields import PRESET, RECIPE, OtherTrackers, TopLevel, Tracking
+from orchestrator.recipe.fields import PRESET, RECIPE, OtherTrackers, TopLevel, Tracking, most_repeats
 from orchestrator.recipe.source_fields import SourceFields, Tree, leaves, read_fields
 from orchestrator.recipe.yaml_reader import dump, find_yaml, suggest_yaml
 
@@ -38,7 +38,8 @@ class Recipe:
     """Every section that can be swept, as written, without defaults."""
     axes: tuple[tuple[Tree, ...], ...] = ()
     """The axes of the sweep, each a list of patches to ``base``. Cells are their product."""
-    repeats: int
+    repeats: int | str
+    """A number, or "auto"."""
     perturbed: bool = False
     """Whether each workload has one more eager run, whose first layer's output is moved by one unit in the last place."""
     step_checks: int = 0
@@ -86,7 +87,7 @@ def load(written: Path, overrides: Sequence[str] = ()) -> Recipe:
     presets = _load_presets(base, axes, path, source)
     top = TopLevel(**{key: base.pop(key) for key in RECIPE.top.fields if key in base})
     _check_complete(axes, source)
-    _check_size(axes, top.repeats, source)
+    _check_size(axes, most_repeats(top.repeats), source)
     _check_overrides(axes, source)
     source.raise_problems()
     equivalence, wandb = Margins(**base.pop("equivalence", {})), Tracking(**base.pop("wandb", {}))

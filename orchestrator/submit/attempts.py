@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -109,5 +110,16 @@ def _order(
     for reason in (*target.check_spec(spec), *target.check_time(runs)):
         raise input_error(f"{runs[0].label} [{reason.rule}]", reason.message, reason.remedy)
     settings = vars(target.start_settings(spec))
-    limits = limits_of(runs)
-    return BundleOrder(bundle.bundle_id, bundle.workload_id, schedule, limits, tracking=plan.tracking, **settings)
+    limits, looks = limits_of(runs), _looks(plan, [run_id for run_id, _ in schedule])
+    return BundleOrder(
+        bundle.bundle_id, bundle.workload_id, schedule, limits, tracking=plan.tracking, looks=looks, **settings
+    )
+
+
+def _looks(plan: Plan, run_ids: Sequence[str]) -> tuple[str, ...]:
+    """Return the first of ``run_ids`` after each number of repeats at which the verdicts so far are judged."""
+    cells = plan.cell_of_run()
+    repeats = {run_id: cells[run_id].run_ids.index(run_id) for run_id in run_ids if run_id in cells[run_id].repeat_ids}
+    blocks = itertools.pairwise(plan.looks)
+    firsts = (next((run for run, repeat in repeats.items() if begin <= repeat < end), None) for begin, end in blocks)
+    return tuple(filter(None, firsts))

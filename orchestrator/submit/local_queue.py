@@ -15,7 +15,7 @@ from pathlib import Path
 
 from launch.common.file_lock import Lock, holder
 from launch.common.poll_interval import poll_interval
-from launch.contract.bundle import BundleOrder
+from launch.contract.bundle import BundleOrder, runs_not_needed
 from launch.contract.cancellation import read_cancellation
 from launch.contract.errors import OrchestratorError
 from launch.contract.paths import BundlePaths, SweepPaths
@@ -188,7 +188,12 @@ def _open_bundles(sweep: SweepPaths) -> Iterator[_OpenBundle]:
 
 def _unbegun(bundle: BundlePaths, schedule: Sequence[tuple[str, int]]) -> int:
     cancellation = read_cancellation(bundle)
-    wanted = [(run_id, number) for run_id, number in schedule if not (cancellation and cancellation.covers(run_id))]
+    settled = runs_not_needed(bundle)
+    wanted = [
+        (run_id, number)
+        for run_id, number in schedule
+        if run_id not in settled and not (cancellation and cancellation.covers(run_id))
+    ]
     return sum(not bundle.sweep.run(run_id).attempt(number).root.exists() for run_id, number in wanted)
 
 

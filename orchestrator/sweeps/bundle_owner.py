@@ -11,7 +11,7 @@ from typing import Any
 from launch.common.atomic_files import parse_json
 from launch.common.file_lock import UNNAMED, Owner, holder
 from launch.common.regular_file import read_regular
-from launch.contract.bundle import Beginning, BundleOrder, read_beginnings
+from launch.contract.bundle import Beginning, BundleOrder, read_beginnings, runs_not_needed
 from launch.contract.cancellation import Cancellation, read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from orchestrator.slurm.job_listing import UNHEARD, Job
@@ -61,6 +61,10 @@ class BundleOwner:
         """The ordered attempt of each run."""
         return dict(self.order.schedule) if self.order else {}
 
+    @cached_property
+    def not_needed(self) -> frozenset[str]:
+        return runs_not_needed(self.bundle)
+
     @property
     def job(self) -> Job | None:
         return self.submissions.job if self.submissions else None
@@ -89,11 +93,14 @@ class BundleOwner:
 
     def waits(self, run_id: str, started: int) -> bool:
         """Whether an attempt after number ``started`` is ordered, and somebody alive will start it."""
-        return self.lives and not self.cancelled(run_id) and self.ordered.get(run_id, 0) > started
+        return self.lives and not self.cancelled(run_id) and self._is_due(run_id, started)
 
     def has_abandoned(self, run_id: str, started: int) -> bool:
         """Whether the job has ended without starting the attempt that was ordered after number ``started``."""
-        return not self.lives and self.on_slurm and self.ordered.get(run_id, 0) > started
+        return not self.lives and self.on_slurm and self._is_due(run_id, started)
+
+    def _is_due(self, run_id: str, started: int) -> bool:
+        return self.ordered.get(run_id, 0) > started and run_id not in self.not_needed
 
     @cached_property
     def launches(self) -> int:

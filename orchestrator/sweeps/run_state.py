@@ -9,6 +9,7 @@ from typing import Literal
 
 from launch.common.atomic_files import RecordError
 from launch.common.regular_file import read_regular
+from launch.contract.bundle import runs_not_needed
 from launch.contract.outcomes import Expectation, Outcome, OutcomeName, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
 from launch.contract.plan import Plan, PlannedBundle
@@ -20,7 +21,7 @@ from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.store import bundles, read_order
 from orchestrator.sweeps.submissions import Submission, read_submissions
 
-StateName = OutcomeName | Literal["PLANNED", "QUEUED", "RUNNING", "INTERRUPTED"]
+StateName = OutcomeName | Literal["PLANNED", "QUEUED", "RUNNING", "INTERRUPTED", "NOT_NEEDED"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,10 @@ def open_submissions(sweep: SweepPaths) -> list[Submission]:
 
 def _is_unsettled(sweep: SweepPaths, bundle: BundlePaths) -> bool:
     order = read_order(bundle)
-    return order is not None and not all(sweep.run(run).attempt(k).has_ended for run, k in order.schedule)
+    if order is None:
+        return False
+    unended = {run for run, k in order.schedule if not sweep.run(run).attempt(k).has_ended}
+    return bool(unended and unended - runs_not_needed(bundle))
 
 
 def _state(owner: BundleOwner, run_id: str, expect: Expectation) -> RunState:
@@ -121,7 +125,8 @@ def _state_of_attempt(owner: BundleOwner, run: RunPaths, number: int, expect: Ex
     """Return the state of a run by its latest attempt; ``number`` 0 is none."""
     run_id = run.run_id
     if number == 0:
-        return RunState(run_id, "CANCELLED" if owner.cancelled(run_id) else "PLANNED", 1)
+        unordered: StateName = "CANCELLED" if owner.cancelled(run_id) else "PLANNED"
+        return RunState(run_id, "NOT_NEEDED" if run_id in owner.not_needed else unordered, 1)
     attempt = run.attempt(number)
     try:
         outcome = read_outcome(attempt)

@@ -227,3 +227,25 @@ def _says_that_it_cannot_write(host: Host, limit_bytes: int | None = None) -> No
     assert answer.stderr.startswith("error: ") and answer.stderr.count("\n") == 1
     assert "cannot be written" in answer.stderr and "--store" in answer.stderr
     assert not host.processes()
+
+
+def test_repeats_stop_once_the_verdicts_are_settled_and_the_rest_can_be_asked_for(host: Host) -> None:
+    """Compiled kernels round otherwise, which margins of 0 do not allow: DIVERGED, whatever more repeats show."""
+    margins = {"loss": 0.0, "grad_norm": 0.0}
+    content = recipe("auto", steps=12, graphed=True, equivalence=margins) | {"repeats": "auto"}
+    file = host.write(content)
+    done = host.run("sweep", file)
+    assert done.returncode == ExitCode.FAILED, done.stdout + done.stderr
+    assert "up to 12 runs to start" in done.stdout
+    assert "Stopped after 2 of up to 6 pairs: speed and loss verdicts of " in done.stdout
+    states = host.states("auto")
+    made, rest = list(states)[:4], list(states)[4:]
+    assert {states[run] for run in made} == {"COMPLETED"} and {states[run] for run in rest} == {"NOT_NEEDED"}
+    status = host.run("status", "auto").stdout
+    assert "auto: 4 COMPLETED, 8 NOT_NEEDED" in status and "its cell's verdicts are settled without it" in status
+    report = json.loads((host.sweep("auto").report / "report.json").read_text())
+    assert report["summary"]["unfinished_runs"] == 0 and [len(cell["runs"]) for cell in report["cells"]] == [2, 2]
+    resumed = host.run("resume", "auto")
+    assert resumed.returncode == ExitCode.FAILED and "4 on disk; left as they are: 8 NOT_NEEDED" in resumed.stdout
+    assert "8 runs to start" in host.run("sweep", file, "repeats=6", "--no-wait").stdout
+    assert "cancelled" in host.run("cancel", "auto").stdout

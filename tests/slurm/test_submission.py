@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from launch.common.file_lock import holder
+from launch.contract.exit_codes import ExitCode
 from launch.slurm.job_states import stage_of
 from tests.integration.host import ROOT, recipe, wait_until
 from tests.slurm.site import Site
@@ -296,3 +297,13 @@ def test_resume_makes_what_was_cancelled(site: Site) -> None:
     assert site.attempts("again") == {first: [1, 2], second: [1]}
     assert len(site.accounts("State")) == 2
     site.wait_for_nobody()
+
+
+def test_a_job_ends_once_its_verdicts_are_settled_and_nothing_of_it_is_submitted_again(site: Site) -> None:
+    content = recipe("auto", steps=12, graphed=True, equivalence={"loss": 0.0, "grad_norm": 0.0}) | {"repeats": "auto"}
+    done = site.run("sweep", site.write(content))
+    assert done.returncode == ExitCode.FAILED, done.stdout + done.stderr
+    assert "Stopped after 2 of up to 6 pairs" in done.stdout
+    assert list(site.states("auto").values()) == ["COMPLETED"] * 4 + ["NOT_NEEDED"] * 8
+    assert list(site.accounts("State").values()) == ["COMPLETED"], "one job"
+    assert "4 on disk; left as they are: 8 NOT_NEEDED" in site.run("resume", "auto").stdout

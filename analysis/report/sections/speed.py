@@ -28,6 +28,10 @@ NOTE = (
     "A verdict must also survive four checks: outliers kept, drift between repeats, the order of runs, changes within the window. "
     "Graphs and seconds of a capture are the largest of ranks and repeats; with torch_compile they include the compilation."
 )
+NOTE_AUTO = (
+    "With `repeats: auto`, verdicts are judged after several numbers of repeats. These looks share the 5%, so that intervals hold "
+    "whenever a bundle ended."
+)
 NOTE_GPU = (
     "Operations are the model's, forward and backward, counted as Megatron does: 6 for each weight that a token uses (of the "
     "experts, the top-k and the shared one), and attention under a causal mask. The break-even step is the cost of the capture, "
@@ -54,7 +58,9 @@ def render(report: ReportData) -> list[str]:
         "## Speed",
         table([*HEADER, *(GPU_HEADER if on_gpu else [])], rows),
         *_unlike_repeats([result for result, _ in timed]),
-        *how_to_read(NOTE, *([NOTE_GPU, NOTE_THROTTLED] if on_gpu else [])),
+        *how_to_read(
+            NOTE, *([NOTE_AUTO] if report.sweep.plan.looks else []), *([NOTE_GPU, NOTE_THROTTLED] if on_gpu else [])
+        ),
         *([_contention(neighbours)] if neighbours else []),
         *remarks,
     ]

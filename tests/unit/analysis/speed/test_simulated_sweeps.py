@@ -4,64 +4,32 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from analysis.records.steps import Floats, Steps
-from analysis.speed.confidence_interval import families, interval_of
-from analysis.speed.pair_speed import PairSpeed, Timed, pool_pairs
-from analysis.speed.speedup import MINIMUM_STEPS, cell_speed, speed_verdict
-from analysis.speed.steady_window import Window, window_of
-from launch.contract.spec import RunSpec
+from analysis.speed.confidence_interval import EvenSplit, families, interval_of
+from analysis.speed.speedup import MINIMUM_STEPS, speed_verdict
+from benchmarks.verdicts import (
+    AUTO_LOOKS,
+    BEGIN,
+    END,
+    FAMILIES,
+    RUN_SPREAD,
+    SPEED_DOCUMENT,
+    SPEED_KINDS,
+    auto_digest,
+    family_row,
+    mean_repeats,
+    pair_of,
+    pairs_of,
+    share,
+    speed_of,
+    speed_words,
+)
 
 SWEEPS = 300
-STEPS = 100
-RUN_SPREAD = 0.005
-"""Runs of one cell are half a percent apart, as on a GPU host; steps of a run a fifth of a percent."""
-
-
-def run_of(random: np.random.Generator, mean_ms: float, kind: str, graphed: bool) -> Steps:
-    level = np.exp(random.normal(0, RUN_SPREAD))
-    times: Floats = mean_ms * level * (1 + random.normal(0, 0.05 if "uneven" in kind else 0.002, STEPS))
-    if kind == "hiccups":
-        hit = random.random(STEPS) < 0.01
-        times[hit] *= random.uniform(1.5, 10, int(hit.sum()))
-    elif kind == "noisy":
-        times *= np.exp(random.normal(0, 0.1, STEPS))
-    elif kind == "drift":
-        times *= 1 + np.linspace(0, 0.03, STEPS)
-    elif kind.startswith("cools over ") and not graphed:
-        times *= 1 + 0.3 * np.exp(-np.arange(STEPS) / int(kind.rsplit(" ", 1)[1]))
-    elif kind == "settling" and not graphed:
-        times[:15] *= 1.3
-    elif kind.startswith("slow ") and " half" in kind and not graphed:
-        share = {"first": 0, "middle": 0.25, "last": 0.5, "any": random.uniform(0, 0.5)}[kind.split(" ")[1]]
-        times[int(share * STEPS) : int((share + 0.5) * STEPS)] *= 1.1
-    elif kind == "slow but for the last tenth, uneven" and not graphed:
-        times[: -STEPS // 10] *= 1.1
-    elif kind == "stalls" and graphed:
-        times[24::25] *= 3
-    zeros = np.zeros(STEPS)
-    return Steps(np.arange(STEPS), zeros, zeros, times, np.full(STEPS, 8), np.full(STEPS, "measure"))
-
-
-def pair_of(
-    random: np.random.Generator, eager: tuple[float, float], graphed: tuple[float, float], kind: str = "clean"
-) -> PairSpeed:
-    """A pair of runs. Each side has the mean of its steps in milliseconds, and when it began."""
-    window = window_of(run_of(random, eager[0], kind, False), run_of(random, graphed[0], kind, True))
-    assert isinstance(window, Window)
-    timed = Timed(window, 8.0, np.zeros(0), 0.0)
-    return PairSpeed(eager_began=eager[1], graphed_began=graphed[1], timed=timed)
-
-
-def verdict_of(pairs: Sequence[PairSpeed]) -> str:
-    speed = cell_speed(pool_pairs(pairs), RunSpec())
-    assert speed is not None
-    return speed.verdict
 
 
 def last_of_ten(true: float, slot: float) -> Counter[str]:
@@ -75,7 +43,7 @@ def last_of_ten(true: float, slot: float) -> Counter[str]:
             eager, graphed = (11 * repeat, 11 * repeat + 10)[:: (-1) ** repeat]
             sides = [(20 * faster * (1 + slot * at), 60.0 * at) for faster, at in ((true, eager), (1, graphed))]
             pairs.append(pair_of(random, sides[0], sides[1]))
-        found[verdict_of(pairs)] += 1
+        found[speed_of(pairs)] += 1
     return found
 
 
@@ -93,11 +61,7 @@ def verdicts(true: float, repeats: int, kind: str) -> Counter[str]:
     random = np.random.default_rng(11)
     found: Counter[str] = Counter()
     for _ in range(SWEEPS):
-        pairs = [
-            pair_of(random, (20 * true, 100.0 * repeat), (20, 100.0 * repeat + 50 * (-1) ** repeat), kind)
-            for repeat in range(repeats)
-        ]
-        found[verdict_of(pairs)] += 1
+        found[speed_of(pairs_of(random, true, repeats, kind))] += 1
     return found
 
 
@@ -145,7 +109,7 @@ def in_step(cells: int, repeats: int, lost: tuple[int, ...]) -> Counter[str]:
     names = [(cell, repeat) for repeat in range(repeats) for cell in range(cells + 1)[:: (-1) ** repeat]]
     sides = {name: (20 * (1 + 0.01 * (place % 2)), 60.0 * place) for place, name in enumerate(names)}
     return Counter(
-        verdict_of([pair_of(random, sides[0, r], sides[1, r]) for r in range(repeats) if r not in lost])
+        speed_of([pair_of(random, sides[0, r], sides[1, r]) for r in range(repeats) if r not in lost])
         for _ in range(SWEEPS)
     )
 
@@ -235,3 +199,36 @@ def test_one_unsteady_cell_does_not_hide_what_is_obvious() -> None:
     """Its runs are a tenth apart, twenty times as far as all others."""
     found = Counter(word for _, of_all in swept(Noise(unsteady=20), 20, 1, 2, 4.0) for word in of_all[1:])
     assert found["FASTER"] == found.total()
+
+
+# --- repeats: auto ----------------------------------------------------------------------------------------------------
+
+
+def test_the_intervals_of_all_looks_hold_together_as_often_as_one_of_95_percent() -> None:
+    """Unless the looks share the error: then one of eight bundles has a wrong one."""
+    random, missed = np.random.default_rng(0), Counter[int]()
+    for _ in range(1000):
+        ratios = np.exp(random.normal(0, 0.01, AUTO_LOOKS[-1])).tolist()
+        for looks in (1, len(AUTO_LOOKS)):
+            intervals = [interval_of(ratios[:repeats], EvenSplit(1, looks)) or (1, 1) for repeats in AUTO_LOOKS]
+            missed[looks] += not all(low <= 1 <= high for low, high in intervals)
+    assert missed[len(AUTO_LOOKS)] <= 50 < 100 < missed[1]
+
+
+@pytest.mark.parametrize("kind", ["noisy", "slow last half"])
+def test_a_sweep_that_is_looked_at_thrice_is_wrongly_decided_no_oftener_than_the_interval_promises(kind: str) -> None:
+    """At any look, whichever ends the bundle."""
+    assert share(speed_words(1.0, kind, RUN_SPREAD, 150)["auto"], "FASTER", "SLOWER") <= 0.05
+
+
+def test_what_is_clearly_faster_needs_few_of_the_repeats_and_is_found_as_surely() -> None:
+    found = speed_words(1.1, "clean", RUN_SPREAD, 100)
+    assert share(found["auto"], "FASTER") >= share(found["6 repeats"], "FASTER") - 0.02
+    assert mean_repeats(found["auto"]) < AUTO_LOOKS[-1] - 2
+
+
+def test_the_document_holds_what_the_simulation_of_looks_prints() -> None:
+    written = SPEED_DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0]
+    assert f"Parameters {auto_digest()}.\n" in written, "run python benchmarks/verdicts.py --write"
+    assert f"{family_row(*FAMILIES[0])}\n" in written, "run python benchmarks/verdicts.py --write"
+    assert all(f"\n| {name} |" in written for name in SPEED_KINDS)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from analysis.records.load import load
 from analysis.report.summary import summarise
 from analysis.report.write_report import write_report
-from analysis.speed.confidence_interval import MOST_PAIRS, Family, families, interval_of
+from analysis.speed.confidence_interval import ALONE_ONCE, MOST_PAIRS, Family, families, interval_of
 from analysis.speed.pair_speed import PairSpeed
 from analysis.speed.speedup import MINIMUM_STEPS, Speed, classify, repeats_to_decide, speed_verdict
 from analysis.statistics.student_t import quantile
@@ -76,7 +76,7 @@ def test_so_many_repeats_of_the_same_spread_decide_and_one_fewer_do_not(ratio: f
         return speed_verdict(interval_of(np.exp(logs + math.log(ratio))), MINIMUM_STEPS)[0] != "INCONCLUSIVE"
 
     first = np.exp(np.array([spread, -spread]) * math.sqrt(1 / 2) + math.log(ratio))
-    found = repeats_to_decide(first, None)
+    found = repeats_to_decide(first, ALONE_ONCE)
     if found is None:
         assert not decides(MOST_PAIRS)
     else:
@@ -454,7 +454,7 @@ def pairs_of(ratios: list[float], slower: float = 0.0, moved: float = 1.0) -> li
     ]
 
 
-WIDE = Family(looks=20, degrees=60, workload=0.01, widest=0.01)
+WIDE = Family(cells=20, degrees=60, workload=0.01, widest=0.01)
 
 
 @example(ratios=[1.0070, 1.0079, 1.0073, 1.0078], slower=0.0, moved=1.0, family=WIDE)  # NEUTRAL by itself

@@ -148,6 +148,17 @@ def test_noise_hides_one_bad_step_in_one_of_twenty_windows_at_most(noise: float,
     assert missed / 200 <= 0.07, "4% are right"
 
 
+def test_of_several_looks_each_allows_less_noise_at_a_step() -> None:
+    random, setting = np.random.default_rng(3), Setting(noise=0.25, correlation=0.0)
+    runs = noise_of(random, setting)[0, :, -COMPARED:]
+    mean = runs[:2].mean(axis=0)
+    sample = Sample("loss", runs[:2] - mean, runs[2:] - mean, NO_RUN)
+    at_limit = next(
+        size for size in np.linspace(0.2, 1.5, 500) if not find_hidden(sample, noise_scale(sample), float(size))
+    )
+    assert find_hidden(sample, noise_scale(sample), float(at_limit), looks=3) is not None
+
+
 def test_huge_differences_have_a_noise_scale() -> None:
     sample = Sample("loss", np.array([[-1e300] * 100, [1e300] * 100]), np.full((1, 100), 1e300), NO_RUN)
     assert find_hidden(sample, noise_scale(sample), 1.0) is not None

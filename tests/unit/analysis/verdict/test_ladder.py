@@ -47,11 +47,11 @@ def verdict(graphed: Steps, *eager: Steps, margins: Margins = MARGINS, steps: in
 
 
 def of_repeats(
-    graphed: Sequence[Steps], eager: Sequence[Steps], margins: Margins = MARGINS, steps: int = STEPS
+    graphed: Sequence[Steps], eager: Sequence[Steps], margins: Margins = MARGINS, steps: int = STEPS, looks: int = 1
 ) -> Verdict:
     eager_runs = {f"eager repeat {repeat}": steps for repeat, steps in enumerate(eager)}
     graphed_runs = {f"graphed repeat {repeat}": steps for repeat, steps in enumerate(graphed)}
-    return judge_curves(eager_runs, graphed_runs, np.arange(steps), CAPTURE + 1, margins)
+    return judge_curves(eager_runs, graphed_runs, np.arange(steps), CAPTURE + 1, margins, looks=looks)
 
 
 def test_equal_curves_are_bitwise_even_when_short_and_without_a_floor() -> None:
@@ -504,12 +504,14 @@ def test_eager_runs_that_differ_within_the_margin_are_judged_by_it() -> None:
 
 
 def test_of_many_cells_each_has_to_be_surer() -> None:
-    def found(mean: float, spread: float) -> Verdict:
+    def found(mean: float, spread: float, looks: int = 1) -> Verdict:
         eager = [shifted(curve(), offset) for offset in (-spread, spread)]
-        return of_repeats([shifted(curve(graphed=True), mean + offset) for offset in (-spread, spread)], eager)
+        graphed = [shifted(curve(graphed=True), mean + offset) for offset in (-spread, spread)]
+        return of_repeats(graphed, eager, looks=looks)
 
     sure, unsure = [found(0.01, 0.01) for _ in range(4)], found(0.45, 0.1)
     assert 0.025 < unsure.p < 0.04
+    assert [found(0.45, 0.1, looks).verdict for looks in (1, 2)] == ["EQUIVALENT", "INCONCLUSIVE"], "looks share alpha"
     assert [v.verdict for v in judge_family([unsure])] == ["EQUIVALENT"]
     assert {v.verdict for v in judge_family([*sure, unsure])} == {"EQUIVALENT"}, "the last of Holm's steps is at alpha"
     twice = judge_family([unsure, *sure, unsure])
@@ -517,3 +519,5 @@ def test_of_many_cells_each_has_to_be_surer() -> None:
     assert "among 6 tested cells" in twice[0].reason and twice[0].fix
     failed = judge_family([verdict(moved(curve(graphed=True), 77, 2e-3)), unsure])
     assert [v.verdict for v in failed] == ["DIVERGED", "INCONCLUSIVE"]
+    assert judge_family([unsure], elsewhere=1)[0].verdict == "INCONCLUSIVE", "another cell may fail"
+    assert judge_family([sure[0]], elsewhere=9)[0].verdict == "EQUIVALENT"

@@ -202,3 +202,15 @@ def test_a_cancellation_is_of_the_runs_that_it_lists(tmp_path: Path) -> None:
     (tmp_path / "cancel").write_text('["a", "b"]')
     found = read_cancellation(BundlePaths(tmp_path))
     assert found is not None and [found.covers(run_id) for run_id in "abc"] == [True, True, False]
+
+
+def test_a_bundle_goes_on_where_its_verdicts_cannot_be_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """There is no plan to judge by, and no spec to run by."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    bundle = SweepPaths(tmp_path).bundle("bundle")
+    write_json(bundle.order, BundleOrder("bundle", "w", (("run-r0", 1),), Limits(), 0, (), looks=("run-r0",)))
+    supervise(bundle.path)
+    assert "whether verdicts are settled is unknown (exit code 1; " in capfd.readouterr().err
+    assert "plan.json" in bundle.settle_log.read_text() and bundle.sweep.run("run-r0").attempt(1).has_ended

@@ -257,3 +257,33 @@ def test_what_was_planned_is_not_ordered_of_a_cluster_that_cannot_hold_it(tmp_pa
 
 def planned_orders(found: Plan, host: Target) -> tuple[Any, ...]:
     return attempts_to_begin(found, {run: state(run, ".", 1) for run in found.cell_of_run()}, host, "new")
+
+
+def test_with_auto_repeats_verdicts_are_judged_before_each_further_block(tmp_path: Path) -> None:
+    found = plan(tmp_path, sweep={"grid": COMPILED}, repeats="auto")
+    (bundle,) = found.bundles
+    runs, cells = bundle.run_ids, found.cell_of_run()
+    assert len(runs) == 12 and found.looks == (2, 4, 6)
+    known = {run: state(run, ".") for run in runs}
+    (order,) = attempts_to_begin(found, known, CPU_HOST, "new")
+    assert order.looks == (runs[4], runs[8]), "after two repeats of two cells, and after four"
+    known |= {run: state(run, "+") for run in runs[:6]}
+    (order,) = attempts_to_begin(found, known, CPU_HOST, "new")
+    assert order.looks == (runs[6], runs[8]), "of a block that has begun, where the rest of it begins"
+    known |= {run: RunState(run, "NOT_NEEDED", 1) for run in runs[6:]}
+    for policy in get_args(Policy):
+        assert attempts_to_begin(found, known, CPU_HOST, policy) == ()
+    fixed = plan(tmp_path, sweep={"grid": COMPILED}, repeats=6)
+    assert fixed.bundles[0].run_ids == runs and fixed.bundles[0].bundle_id != bundle.bundle_id and not fixed.looks
+    (order,) = attempts_to_begin(fixed, known | {run: state(run, ".") for run in runs[6:]}, CPU_HOST, "new")
+    assert order.looks == () and [run for run, _ in order.schedule] == list(runs[6:])
+    assert all(cells[run].cell_id == fixed.cell_of_run()[run].cell_id for run in runs)
+
+
+def test_a_perturbed_run_that_the_recipe_asks_for_comes_before_the_first_look(tmp_path: Path) -> None:
+    found = plan(tmp_path, sweep={"grid": COMPILED}, repeats="auto", perturbed=True)
+    (bundle,) = found.bundles
+    assert bundle.run_ids.index(found.cells[0].run_ids[-1]) == 4
+    known = {run: state(run, ".") for run in bundle.run_ids}
+    (order,) = attempts_to_begin(found, known, CPU_HOST, "new")
+    assert order.looks == (bundle.run_ids[5], bundle.run_ids[9])

@@ -11,7 +11,7 @@ import pytest
 
 from launch.common.atomic_files import JsonLines, write_json
 from launch.common.file_lock import Lock, this_process
-from launch.contract.bundle import Beginning, BundleOrder, Step
+from launch.contract.bundle import Beginning, BundleOrder, Settled, Step
 from launch.contract.outcomes import Outcome, outcome_to_json
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Limits, Plan, read_plan
@@ -20,6 +20,7 @@ from launch.failures.classes import CLASS_OF_JOB_STATE
 from launch.slurm.job_states import ENDED, RUNNING, WAITING
 from orchestrator.errors import SystemFault
 from orchestrator.slurm.job_listing import GONE, UNHEARD, Job
+from orchestrator.submit.local_queue import has_pending
 from orchestrator.sweeps.run_state import RunState, live_runs, open_submissions, read_state, read_states
 from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.submissions import Submission, read_submissions, write_submission
@@ -423,3 +424,22 @@ def test_one_run_alone_is_told_as_among_all(sweep: Sweep) -> None:
     jobs = Jobs({"12": Job("12", "token", "RUNNING")})
     states = read_states(sweep.paths, sweep.plan, jobs)
     assert [read_state(sweep.bundle, run_id, jobs) for run_id in sweep.run_ids] == list(states.values())
+
+
+def test_a_run_that_no_verdict_needs_is_not_begun_by_anybody(sweep: Sweep) -> None:
+    sweep.submit("12", (0, 1), (1, 1), (2, 1), (3, 1))
+    sweep.take()
+    sweep.begin(0, outcome="COMPLETED")
+    sweep.begin(1, outcome="COMPLETED")
+    assert sweep.states(j12="RUNNING") == ["COMPLETED", "COMPLETED", "QUEUED*", "QUEUED*"]
+    write_json(sweep.bundle.settled, Settled(1, 2, sweep.run_ids[2:]))
+    done = ["COMPLETED", "COMPLETED", "NOT_NEEDED", "NOT_NEEDED"]
+    assert sweep.states(j12="RUNNING") == sweep.states(j12="COMPLETED") == sweep.states() == done
+    assert not any(state.abandoned for state in sweep.all(j12="COMPLETED")), "nothing is submitted again"
+    assert not open_submissions(sweep.paths), "Slurm is not asked for its job any more"
+    sweep.order((2, 1), (3, 1))
+    assert not has_pending(sweep.paths), "nor does the queue of a host begin it"
+    write_json(sweep.bundle.cancel, None)
+    assert sweep.states() == done
+    sweep.begin(2, outcome="COMPLETED")
+    assert sweep.states() == ["COMPLETED", "COMPLETED", "COMPLETED", "NOT_NEEDED"]

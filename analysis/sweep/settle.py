@@ -1,0 +1,83 @@
+"""Decide whether a bundle with ``repeats: auto`` may stop: ``python -m analysis.sweep.settle BUNDLE_FOLDER``.
+
+The supervisor asks before each further block of repeats. The verdicts are those of the report, from the same records by the same
+code. At each of a fixed number of looks they hold at an equal share of the error, and whatever the sweep's other cells show. So
+they stay as they are once the bundle stops (docs/speed.md).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from analysis.records.load import load_planned, without_runs
+from analysis.sweep.cell_evidence import collect_evidence
+from analysis.sweep.cell_results import CellResult
+from analysis.sweep.judge_cells import judge_cells
+from launch.common.atomic_files import write_json
+from launch.common.parent_death import die_with_parent
+from launch.contract.bundle import Settled
+from launch.contract.paths import BundlePaths, SweepPaths
+from launch.contract.plan import Cell, read_plan
+
+
+def settle(bundle: BundlePaths) -> Settled | None:
+    """Judge the repeats that are complete, if this is the time for a look. Return which runs are not needed, or None.
+
+    Raises:
+        FileNotFoundError, RecordError: the plan is not there, or damaged.
+        StopIteration: it does not have the bundle.
+    """
+    sweep, plan = bundle.sweep, read_plan(bundle.sweep)
+    workload = next(one.workload_id for one in plan.bundles if one.bundle_id == bundle.root.name)
+    cells = [cell for cell in plan.cells if cell.workload_id == workload and cell.run_ids]
+    repeats = complete_repeats(sweep, cells)
+    if repeats not in plan.looks[:-1]:
+        return None
+    later = tuple(run_id for cell in cells for run_id in cell.repeat_ids[repeats:])
+    graphed = sum(cell.graphed for cell in cells)
+    records = load_planned(sweep, without_runs(replace(plan, cells=tuple(cells)), frozenset(later)))
+    results = judge_cells(collect_evidence(records), plan.judged_cells - graphed)
+    return Settled(repeats, plan.looks[-1], later) if are_settled(results) else None
+
+
+def complete_repeats(sweep: SweepPaths, cells: Sequence[Cell]) -> int | None:
+    """Return how many repeats of ``cells``, all of one workload, have ended. None if a later one has begun."""
+    repeats = zip(*(cell.repeat_ids for cell in cells), strict=True)
+    attempts = [[sweep.run(run_id).attempts() for run_id in repeat] for repeat in repeats]
+    ended = [all(begun and begun[-1].has_ended for begun in repeat) for repeat in attempts]
+    made = ended.index(False) if False in ended else len(ended)
+    return None if any(begun for repeat in attempts[made:] for begun in repeat) else made
+
+
+def are_settled(results: Sequence[CellResult]) -> bool:
+    """Return whether more repeats of one workload are unlikely to change any verdict: all of its runs, or those of each graphed
+    cell, failed by themselves, or each has a verdict on its losses, and on its speed if it passes."""
+    eager = [result for result in results if not result.cell.graphed]
+    graphed = [result for result in results if result.cell.graphed]
+    return bool(graphed) and (any(map(_always_fails, eager)) or all(map(_is_settled, graphed)))
+
+
+def _is_settled(result: CellResult) -> bool:
+    verdict, speedup = result.verdict, result.speed.speedup
+    if result.integrity.unsound_records or result.unfinished:
+        return False
+    if _always_fails(result) or (verdict and verdict.verdict == "DIVERGED"):
+        return True
+    return result.passes and speedup is not None and speedup.verdict != "INCONCLUSIVE"
+
+
+def _always_fails(result: CellResult) -> bool:
+    return all(run.attempt is not None and run.attempt.outcome.is_own_failure for run in result.runs)
+
+
+def main(folder: str) -> None:
+    die_with_parent()
+    bundle = BundlePaths(folder)
+    if settled := settle(bundle):
+        write_json(bundle.settled, settled)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

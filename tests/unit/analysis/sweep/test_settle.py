@@ -1,0 +1,156 @@
+"""``repeats: auto``: when a bundle may stop, and that its report then says what was decided."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.report.report_data import report_data
+from analysis.speed.confidence_interval import EvenSplit, interval_of
+from analysis.sweep.judge_sweep import judge_sweep
+from analysis.sweep.settle import main, settle
+from launch.common.atomic_files import write_json
+from launch.contract.bundle import Settled
+from launch.contract.exit_codes import ExitCode
+from launch.contract.paths import BundlePaths, SweepPaths
+from launch.contract.plan import read_plan
+from launch.contract.records.digest import digest_records
+from tests.records import AttemptRecord, unchanged, write_sweep
+
+LOOKS = (2, 4, 6)
+Edit = Callable[[AttemptRecord], None]
+
+
+def auto(root: Path, made: int, edit: Edit = unchanged, **options: Any) -> tuple[SweepPaths, BundlePaths]:
+    """A sweep of which ``made`` of up to six repeats were made, and the bundle of its first workload."""
+
+    def only_made(record: AttemptRecord) -> None:
+        record.begun = record.spec.repeat < made
+        edit(record)
+
+    sweep = write_sweep(root, repeats=LOOKS[-1], edit=only_made, **options)
+    plan = dataclasses.replace(read_plan(sweep), looks=LOOKS)
+    write_json(sweep.plan, plan)
+    return sweep, sweep.bundle(plan.bundles[0].bundle_id)
+
+
+def graphed(change: Edit) -> Edit:
+    return lambda record: change(record) if record.spec.graphed else None
+
+
+def unsteady(record: AttemptRecord) -> None:
+    """Runs of which every other is half as fast."""
+    for step in record.metrics:
+        step["step_time_ms"] *= 1 + record.spec.repeat % 2
+
+
+def diverge(record: AttemptRecord) -> None:
+    for step in record.metrics[50:]:
+        step["loss"] += 1.0
+
+
+def fail(record: AttemptRecord) -> None:
+    assert record.outcome is not None
+    record.outcome = dataclasses.replace(record.outcome, outcome="CUDA_OOM", phase="capture", failure_class="CUDA_OOM")
+
+
+def lose_node(record: AttemptRecord) -> None:
+    assert record.outcome is not None
+    record.outcome = dataclasses.replace(record.outcome, outcome="NODE_FAIL")
+
+
+@pytest.mark.parametrize(
+    ("made", "edit", "stops"),
+    [
+        (2, unchanged, True),
+        (4, unchanged, True),
+        (1, unchanged, False),
+        (3, unchanged, False),
+        (6, unchanged, False),
+        (2, graphed(unsteady), False),
+        (2, graphed(diverge), True),
+        (2, graphed(fail), True),
+        (2, fail, True),
+        (2, graphed(lose_node), False),
+    ],
+    ids=[
+        "faster, 2", "faster, 4", "no look at 1", "no look at 3", "all are made", "unsteady", "diverged", "graphed runs fail",
+        "eager runs fail too", "a node fails",
+    ],
+)  # fmt: skip
+def test_a_bundle_stops_at_a_look_where_its_verdicts_are_settled(
+    tmp_path: Path, made: int, edit: Edit, stops: bool
+) -> None:
+    sweep, bundle = auto(tmp_path, made, edit, device="cuda")
+    later = tuple(run_id for cell in read_plan(sweep).cells for run_id in cell.run_ids[made:])
+    assert settle(bundle) == (Settled(made, 6, later) if stops else None)
+
+
+def test_one_failure_beside_a_success_settles_nothing(tmp_path: Path) -> None:
+    _, bundle = auto(tmp_path, 2, graphed(lambda record: fail(record) if record.spec.repeat else None), device="cuda")
+    assert settle(bundle) is None
+
+
+def test_no_look_is_taken_amid_a_repeat(tmp_path: Path) -> None:
+    """As where a bundle was resumed after the first run of its third repeat."""
+    sweep, bundle = auto(tmp_path, 2)
+    (sweep.run(read_plan(sweep).cells[0].run_ids[2]).attempt(1).root).mkdir(parents=True)
+    assert settle(bundle) is None
+
+
+def test_the_report_of_a_stopped_bundle_says_why_and_misses_nothing(tmp_path: Path) -> None:
+    sweep, bundle = auto(tmp_path, 2, device="cuda")
+    before = digest_records(sweep, read_plan(sweep).cell_of_run())
+    assert report_data(judge_sweep(sweep)).summary.exit_code == ExitCode.UNFINISHED
+    main(bundle.path)
+    summary = report_data(judge_sweep(sweep)).summary
+    assert (summary.exit_code, summary.unfinished_runs) == (ExitCode.PASS, 0)
+    assert (
+        "Stopped after 2 of up to 6 pairs: speed and loss verdicts of `torch_compile, lr 0.001` are settled (sequential rule, "
+        "error at most 5% over 3 looks)." in summary.notes
+    )
+    assert digest_records(sweep, read_plan(sweep).cell_of_run()) != before, "the report is not fresh any more"
+
+
+def test_a_damaged_answer_is_none_and_a_run_that_was_made_counts(tmp_path: Path) -> None:
+    sweep, bundle = auto(tmp_path, 3)
+    runs = tuple(run_id for cell in read_plan(sweep).cells for run_id in cell.run_ids[2:])
+    write_json(bundle.settled, Settled(2, 6, runs))
+    assert [len(result.runs) for result in judge_sweep(sweep).results] == [3, 3]
+    bundle.settled.write_text('{"repeats": 2')
+    assert [len(result.runs) for result in judge_sweep(sweep).results] == [6, 6]
+
+
+def test_what_another_bundle_shows_later_takes_no_verdict_away(tmp_path: Path) -> None:
+    """By the rule for fixed repeats, cells that hardly repeat would make this one's interval too wide."""
+
+    def edit(record: AttemptRecord) -> None:
+        if record.spec.graphed and record.spec.training.learning_rate > 1e-3:
+            unsteady(record)
+
+    sweep, bundle = auto(tmp_path, 2, edit, device="cuda", workloads=4)
+    assert settle(bundle) is not None
+    main(bundle.path)
+    result = judge_sweep(sweep).results[1]
+    assert result.speed.speedup is not None and result.speed.speedup.verdict == "FASTER"
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0.5, 2.0), min_size=2, max_size=6), st.integers(1, 40), st.integers(1, 3))
+def test_an_interval_is_the_wider_the_more_share_its_error(ratios: list[float], cells: int, looks: int) -> None:
+    found = [
+        interval_of(ratios, split) for split in (EvenSplit(), EvenSplit(cells, looks), EvenSplit(cells + 1, looks))
+    ]
+    lows, highs = zip(*filter(None, found), strict=True)
+    assert list(lows) == sorted(lows, reverse=True) and list(highs) == sorted(highs)
+
+
+def test_a_bound_is_a_number_however_many_cells_there_are() -> None:
+    low, high = interval_of([1.0, 100.0], EvenSplit(100_000, 3)) or (0.0, 0.0)
+    assert 0 < low < 1e-12 and 1e12 < high < float("inf")
