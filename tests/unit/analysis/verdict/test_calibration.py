@@ -70,7 +70,7 @@ def test_no_test_passes_a_single_run_of_slow_noise_as_often_as_the_document_asks
     within = 2 * normal.cdf(limit * math.sqrt(precision)) - 1
     assert within**2 == pytest.approx(0.68, abs=0.005)
     assert (
-        f"within\n  {limit} margins. Without a defect both metrics stay there in {within**2:.0%},"
+        f"within {limit} margins. Without a defect, both\n  metrics stay within this bound in only {within**2:.0%} of cases,"
         in DOCUMENT.read_text()
     )
 
