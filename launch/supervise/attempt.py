@@ -11,6 +11,7 @@ from launch.common.atomic_files import FULL, write_json
 from launch.contract.outcomes import Outcome, outcome_to_json
 from launch.contract.paths import AttemptPaths
 from launch.contract.plan import Limits
+from launch.contract.spec import first_of_task
 from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, diagnose
 from launch.failures.evidence import read_evidence, record_bytes
 from launch.failures.job_outcome import make_outcome
@@ -78,7 +79,8 @@ def run_attempt(
     def outcome(seen: Evidence) -> Outcome:
         diagnosis = diagnose(seen)
         node = ranks.where(diagnosis)
-        return make_outcome(diagnosis, allocation, started, time.time(), node, ranks.poll())
+        code = _exit_code(diagnosis.rank, seen, ranks)
+        return make_outcome(diagnosis, allocation, started, time.time(), node, code)
 
     if evidence.ended_by == "job" and evidence.job_state:
         # At once: Slurm leaves only seconds.
@@ -88,6 +90,14 @@ def run_attempt(
     ranks.end()
     if evidence.ended_by != "job":
         _write_when_disk_has_space(attempt, outcome, evidence, end_request)
+
+
+def _exit_code(blamed: int | None, evidence: Evidence, ranks: Ranks) -> int | None:
+    """Return how the process of the ``blamed`` rank ended, None if unknown. If none is blamed, it is that of all ranks."""
+    if blamed is None:
+        return ranks.poll()
+    first = first_of_task(blamed, evidence.ranks_per_task)
+    return next((end.code for end in (*evidence.exits, *ranks.exits()) if end.rank == first), None)
 
 
 def _write_when_disk_has_space(

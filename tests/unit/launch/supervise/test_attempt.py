@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from launch.contract.outcomes import read_outcome
 from launch.contract.paths import AttemptPaths
 from launch.contract.plan import Limits
-from launch.failures.diagnose import EndedBy
+from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit
 from launch.supervise import attempt
 
 LIMITS = Limits(run_seconds=100.0, hang_seconds=50.0)
@@ -60,3 +61,33 @@ def test_time_in_which_nothing_ran_counts_for_no_limit(
     monkeypatch.setattr(attempt, "time", SimpleNamespace(sleep=clock.sleep, monotonic=clock.monotonic))
     ended = attempt._watch(AttemptPaths(tmp_path), Silent(looks), LIMITS, lambda: None)  # type: ignore[arg-type]
     assert ended == ended_by
+
+
+class Crashed:
+    """Rank 0, which was ended because rank 1 crashed, was seen to end first."""
+
+    def poll(self) -> int:
+        return -15
+
+    def exits(self) -> tuple[RankExit, ...]:
+        return RankExit(0, -15, 2.0), RankExit(1, -11, 1.0)
+
+    def ask_scheduler(self, evidence: Evidence) -> Evidence:
+        return evidence
+
+    def print_stacks(self) -> None:
+        raise AssertionError
+
+    def end(self) -> None: ...
+
+    def where(self, diagnosis: Diagnosis) -> str:
+        return ""
+
+
+def test_the_exit_code_is_that_of_the_rank_that_is_blamed(tmp_path: Path) -> None:
+    paths = AttemptPaths(tmp_path / "runs" / "r" / "attempts" / "1")
+    paths.root.mkdir(parents=True)
+    attempt.run_attempt(paths, Crashed(), LIMITS, "b", lambda: None)
+    outcome = read_outcome(paths)
+    assert outcome is not None
+    assert (outcome.failure_class, outcome.rank, outcome.exit_code) == ("SIGSEGV", 1, -11)
