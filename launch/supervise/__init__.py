@@ -1,1 +1,1 @@
-"""Run a bundle in the job: its supervisor, its attempts and the processes of ranks; no torch."""
+"""Run a bundle in the job: the supervisor, the attempts and the processes of ranks; no torch."""

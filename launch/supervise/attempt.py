@@ -18,34 +18,33 @@ from launch.failures.job_outcome import make_outcome
 
 POLL_SECONDS = 0.1
 SUSPENDED_SECONDS = 5.0
-"""A longer gap between two polls means that the job was suspended (PreemptMode=SUSPEND), and not that the host is busy."""
+"""A longer gap between two polls means that the job was suspended (PreemptMode=SUSPEND), not that the host is busy."""
 
 ROOM_SECONDS = 600.0
-"""How long an outcome waits for space on the disk: as long as a run waits for slurmctld."""
+"""How long the supervisor waits for disk space to write an outcome. A run waits as long for slurmctld."""
 ROOM_POLL_SECONDS = 1.0
 
 
 class Ranks(Protocol):
-    """Started ranks: on this host (launch/supervise/local_ranks.py), or in a step of a Slurm job
-    (launch/supervise/slurm_step.py)."""
+    """Started ranks: on this host (launch/supervise/local_ranks.py), or in a Slurm step (launch/supervise/slurm_step.py)."""
 
     def poll(self) -> int | None:
-        """Return the exit code of the first rank that failed or of srun, or minus its signal; None while they run."""
+        """Return the exit code of the first failed rank or of srun, or minus the signal's number; None while ranks run."""
 
     def exits(self) -> tuple[RankExit, ...]:
-        """Return the ranks that failed, the first one first."""
+        """Return the failed ranks, the first failure first."""
 
     def print_stacks(self) -> None:
         """Make each rank write the stacks of its threads to its log."""
 
     def end(self) -> None:
-        """End all ranks; none is left when this returns."""
+        """End all ranks. No rank runs when this returns."""
 
     def ask_scheduler(self, evidence: Evidence) -> Evidence:
-        """Return ``evidence`` with what the scheduler knows in addition."""
+        """Return ``evidence`` with the scheduler's additional information."""
 
     def where(self, diagnosis: Diagnosis) -> str:
-        """Return the node that failed, or that of the rank that failed; "" where it is unknown."""
+        """Return the failed node, or the node of the failed rank; "" if unknown."""
 
 
 def run_attempt(
@@ -58,13 +57,13 @@ def run_attempt(
     is_command: bool = False,
     ranks_per_task: int = 1,
 ) -> None:
-    """Wait for ``ranks`` and write the outcome. End them at a limit, or when ``end_request`` returns who wants them to end.
+    """Wait for ``ranks`` and write the outcome. End them at a limit, or when ``end_request`` says who wants them to end.
 
-    Where Slurm ends the job without saying why, no outcome is written: the orchestrator writes it once it knows.
+    If Slurm ends the job without a reason, write no outcome: the orchestrator writes it once it knows the reason.
     """
     started = time.time()
     ended_by = _watch(attempt, ranks, limits, end_request)
-    # Evidence counts up to here: what happens to ranks that are ended below is no cause.
+    # Collect evidence now. The end of ranks that are ended below is no cause of the failure.
     evidence = ranks.ask_scheduler(
         replace(
             read_evidence(attempt, ended_by),
@@ -83,7 +82,7 @@ def run_attempt(
         return make_outcome(diagnosis, allocation, started, time.time(), node, code)
 
     if evidence.ended_by == "job" and evidence.job_state:
-        # At once: Slurm leaves only seconds.
+        # Write at once, because Slurm leaves only seconds.
         write_json(attempt.outcome, outcome_to_json(attempt, outcome(evidence)))
     if evidence.ended_by == "hang":
         ranks.print_stacks()
@@ -106,10 +105,10 @@ def _write_when_disk_has_space(
     evidence: Evidence,
     end_request: Callable[[], EndedBy | None],
 ) -> None:
-    """Write the outcome, and wait for space where the disk is full: the rest of the bundle can still run.
+    """Write the outcome. If the disk is full, wait for space, so that the rest of the bundle can still run.
 
     Raises:
-        OSError: there is no space after ten minutes, or when the supervisor is asked to end.
+        OSError: the disk is still full after ten minutes, or when the supervisor is asked to end.
     """
     deadline, ended = time.monotonic() + ROOM_SECONDS, time.time()
     while True:
@@ -130,7 +129,7 @@ def _watch(attempt: AttemptPaths, ranks: Ranks, limits: Limits, end_request: Cal
         time.sleep(POLL_SECONDS)
         before, now = now, time.monotonic()
         if now - before > SUSPENDED_SECONDS:
-            # Nobody ran, this process included: the gap counts for no limit.
+            # Ranks and this process were suspended, so the gap does not count towards any limit.
             begun, last_sign = begun + now - before, now
         if (grown := record_bytes(attempt)) != size:
             size, last_sign = grown, now

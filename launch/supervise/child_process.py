@@ -44,7 +44,7 @@ class Tracker:
         self._process = start("launch.track", arguments, environment, log)
 
     def finish(self, seconds: float) -> None:
-        """Let it deliver the rest within ``seconds``. What remains stays on disk for a later upload."""
+        """Let the tracker deliver the rest within ``seconds``. Undelivered data stays on disk for a later upload."""
         try:
             self._process.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:

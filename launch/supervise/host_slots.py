@@ -1,7 +1,7 @@
 """A host's slots: its GPUs, or its CPU cores.
 
-A slot is a locked file in a folder of the user on this host, so that two sweeps of one user never share a GPU, whatever
-their shells set. A slot whose holder died is free at once.
+A slot is a locked file in a folder of the user on this host. So two sweeps of one user never share a GPU, whatever the
+environment of their shells. A slot is free as soon as its holder dies.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from launch.contract.paths import BundlePaths
 
 POLL_SECONDS = 0.2
 VARIABLE = "ORCHESTRATOR_SLOTS"
-"""The folder of slots in place of the usual ones: one that containers share, for example."""
+"""The environment variable for another folder of slots, for example one that containers share."""
 TEMPORARY = "/tmp"
-"""Not $TMPDIR, which differs between shells."""
+"""The folder for temporary files. $TMPDIR will not do, because it differs between shells."""
 
 
 class Slots:
@@ -37,7 +37,7 @@ class Slots:
 
 
 def acquire(names: Sequence[str], count: int, give_up: Callable[[], bool]) -> Slots | None:
-    """Wait for ``count`` of the slots ``names``; return None once ``give_up`` is true.
+    """Wait for ``count`` of the slots ``names``. Return None once ``give_up`` returns True.
 
     Raises:
         ValueError: the host has fewer than ``count`` slots.
@@ -45,7 +45,7 @@ def acquire(names: Sequence[str], count: int, give_up: Callable[[], bool]) -> Sl
     if count > len(names):
         raise ValueError(f"the bundle needs {count} slots, but this host has {len(names)}: {', '.join(names)}")
     if count == 0:
-        # A Slurm allocation is the bundle's alone.
+        # Under Slurm, the bundle has its allocation to itself.
         return Slots((), [])
     while not give_up():
         slots = _try_acquire(names, count)
@@ -57,7 +57,7 @@ def acquire(names: Sequence[str], count: int, give_up: Callable[[], bool]) -> Sl
 
 def _try_acquire(names: Sequence[str], count: int) -> Slots | None:
     folders = slot_folders()
-    # One bundle at a time takes slots, so that two waiting bundles never hold half of what each needs.
+    # Only one bundle at a time takes slots. Otherwise two waiting bundles could each hold half of the slots that they need.
     entry = _try_lock(folders, "door")
     if entry is None:
         return None
@@ -75,7 +75,7 @@ def _try_acquire(names: Sequence[str], count: int) -> Slots | None:
 
 
 def _try_lock(folders: Sequence[Path], name: str) -> list[Lock] | None:
-    """Return the locks of that name in all folders; None where another process holds one of them."""
+    """Return the locks of that name in all folders, or None if another process holds one of them."""
     locks: list[Lock] = []
     for folder in folders:
         lock = Lock.try_acquire(folder / name)
@@ -92,13 +92,13 @@ def _release(locks: Sequence[Lock]) -> None:
 
 
 def slot_folders() -> list[Path]:
-    """Return the folders of this user's slots, which are created. A slot is held in all of them.
+    """Create and return the folders of this user's slots. A slot is held in all of them.
 
-    One alone is not enough: that of the login (XDG_RUNTIME_DIR) goes when the user logs out, and some sessions have none.
-    In the temporary folder another user may have taken the name.
+    One folder is not enough. The login's folder (XDG_RUNTIME_DIR) disappears when the user logs out, and some sessions have
+    none. In the temporary folder, another user may have taken the name.
 
     Raises:
-        EnvironmentFault: none of them is this user's own.
+        EnvironmentFault: none of them belongs to this user.
     """
     own = os.environ.get(VARIABLE)
     places = [own] if own else [os.environ.get("XDG_RUNTIME_DIR"), TEMPORARY]
@@ -117,7 +117,7 @@ def slot_folders() -> list[Path]:
 
 
 def _is_private(folder: Path) -> bool:
-    """Return whether ``folder`` is this user's own, and no link. Let nobody else into it."""
+    """Return whether ``folder`` belongs to this user and is no link. Create it, and deny other users access."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()
@@ -130,7 +130,7 @@ def _is_private(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class HeldSlot:
-    """A slot, and the supervisor that holds it."""
+    """A slot and the supervisor that holds it."""
 
     name: str
     pid: int
@@ -140,11 +140,11 @@ class HeldSlot:
 
 
 def held_slots(names: Sequence[str]) -> Iterator[HeldSlot]:
-    """Yield those of the slots ``names`` that a supervisor holds."""
+    """Yield each of the slots ``names`` that a supervisor holds."""
     for name in names:
         for path in (folder / name for folder in slot_folders()):
             owner = holder(path)
-            # Its last argument is the bundle. It may end meanwhile.
+            # The holder's last argument is the bundle. The holder may end while this reads.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 words = os.fsdecode(Path(f"/proc/{owner.pid}/cmdline").read_bytes()).split("\0") if owner else []
                 if owner and "launch.supervise.supervisor" in words:

@@ -1,6 +1,6 @@
 """The ranks of one attempt on this host, each a process of launch.train.worker.
 
-torchrun's elastic agent would do so too. It imports torch, which takes seconds, before it starts the first rank.
+torchrun's elastic agent could start them too, but it first imports torch, which takes seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launch.supervise.oom_kills import oom_kills
 from launch.supervise.rank_environment import rank_variables
 
 GRACE_SECONDS = 5.0
-"""Between SIGTERM and SIGKILL."""
+"""The time between SIGTERM and SIGKILL."""
 STACKS_SECONDS = 1.0
 """How long ranks may take to print their stacks."""
 
@@ -64,7 +64,7 @@ class LocalRanks:
         return tuple(replace(failure, oom_killed=oom_killed) for failure in self._failures)
 
     def print_stacks(self) -> None:
-        """Send SIGUSR1: each rank's faulthandler writes all stacks to the rank's log."""
+        """Send SIGUSR1, which makes each rank's faulthandler write all stacks to the rank's log."""
         for pid in {rank.pid for rank in self._ranks} | observed_processes(self._attempt):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
@@ -73,7 +73,7 @@ class LocalRanks:
         time.sleep(STACKS_SECONDS)
 
     def end(self) -> None:
-        """End the ranks, and the processes that they started, such as compilers."""
+        """End the ranks and the processes that they started, such as compilers."""
         deadline = time.monotonic() + GRACE_SECONDS
         self._send(signal.SIGTERM)
         for rank in self._ranks:
@@ -87,28 +87,28 @@ class LocalRanks:
                 os.kill(pid, signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
-        """Send a signal to the process groups of all ranks that run."""
+        """Send a signal to the process groups of all running ranks."""
         for rank in self._ranks:
             if rank.poll() is None:
                 os.killpg(rank.pid, number)
 
     def ask_scheduler(self, evidence: Evidence) -> Evidence:
-        """Return ``evidence`` as it is: there is no scheduler here."""
+        """Return ``evidence`` unchanged, because there is no scheduler."""
         return evidence
 
     def where(self, diagnosis: Diagnosis) -> str:
-        """Return "": this host needs no name."""
+        """Return "", because the only node is this host."""
         return ""
 
 
 def rank_program(spec: RunSpec) -> tuple[str, int]:
-    """Return the module that starts ranks on a node, and how often it starts there."""
+    """Return the module that starts ranks on a node, and the number of its processes there."""
     module = "launch.supervise.user_command" if spec.engine == "command" else "launch.train.worker"
     return module, spec.placement.ranks_per_node // spec.ranks_per_task
 
 
 def observed_processes(attempt: AttemptPaths) -> set[int]:
-    """Return the processes of the user's program in ``attempt`` that still run: launchers start ranks in sessions of their own."""
+    """Return the running processes of the user's program in ``attempt``. Launchers start ranks in sessions of their own."""
     mark, found = f"{OBSERVED}={attempt.root.absolute()}".encode(), set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -118,6 +118,6 @@ def observed_processes(attempt: AttemptPaths) -> set[int]:
 
 
 def local_variables(spec: RunSpec, cluster: Mapping[str, str], slot_names: tuple[str, ...]) -> dict[str, str]:
-    """Return the ranks' environment. Of the host's GPUs they see those of the bundle's slots."""
+    """Return the ranks' environment. Ranks see only the GPUs of the bundle's slots."""
     devices = ",".join(slot_names) if spec.placement.device == "cuda" else ""
     return rank_variables(spec, cluster, {"CUDA_VISIBLE_DEVICES": devices})

@@ -1,4 +1,4 @@
-"""Count the processes that the kernel killed for memory."""
+"""Count the processes that the kernel killed because memory ran out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def oom_kills() -> int:
-    """Return how many it killed in this process's control group (cgroup v2); 0 where unknown."""
+    """Return the number of such kills in this process's control group (cgroup v2); 0 if unknown."""
     try:
         group = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
         rows = Path(f"/sys/fs/cgroup{group}/memory.events").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Leave few files of an attempt that completed: those of its ranks, which are many, become two."""
+"""Pack the many files of a completed attempt's ranks into two files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from launch.contract.paths import AttemptPaths
 def pack_if_completed(attempt: AttemptPaths, ranks: int) -> None:
     """Pack the files of ``ranks`` ranks, which have all ended, if the attempt completed.
 
-    Of one that failed everything stays in place, for who looks into it.
+    All files of a failed attempt stay in place, for people who examine them.
     """
-    # Where there is no room for a pack, the files stay as they are: they are read as well.
+    # If the disk has no room for a pack, the files stay as they are. They can be read unpacked.
     with contextlib.suppress(OSError, RecordError):
         outcome = read_outcome(attempt)
         if outcome is None or outcome.outcome != "COMPLETED":
             return
-        # By name: on a shared file system a listing may be older than the files of other nodes.
+        # Find files by name. On a shared file system, a listing may be older than the files of other nodes.
         numbers = range(ranks)
         records = (attempt.environment, *map(attempt.events, numbers), *map(attempt.rank_exit, numbers))
         pack(attempt.records_pack, records)

@@ -12,15 +12,18 @@ from launch.contract.spec import RunSpec
 ROOT = Path(__file__).resolve().parents[2]
 
 _NOT_INHERITED = ("SLURM", "SUBMITIT_", "SRUN_", "PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER", PARENT)
-"""Prefixes of variables that describe the supervisor's own process. srun reads most of SLURM_* as options: the supervisor's
-SLURM_DISTRIBUTION=cyclic, for example, would spread ranks over nodes in turn."""
+"""Prefixes of variables that describe the supervisor's own process. srun reads most SLURM_* variables as options. For example,
+the supervisor's SLURM_DISTRIBUTION=cyclic would distribute ranks cyclically over nodes."""
 
 
 def rank_variables(
     spec: RunSpec, cluster: Mapping[str, str], placing: Mapping[str, str], inherited: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the environment of a run's ranks. Later sources override earlier ones: ``inherited`` without the scheduler's
-    variables, ``placing`` (devices and rendezvous), the cluster's profile, the run's spec."""
+    """Return the environment of a run's ranks.
+
+    Later sources override earlier ones: ``inherited`` without the scheduler's variables, ``placing`` (devices and rendezvous),
+    the cluster's profile, the run's spec.
+    """
     kept = {name: value for name, value in inherited.items() if not name.startswith(_NOT_INHERITED)}
     threads = {"OMP_NUM_THREADS": str(spec.placement.threads_per_rank)}
     variables = {**kept, **threads, **placing, **cluster, **spec.environment}

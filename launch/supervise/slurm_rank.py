@@ -1,7 +1,8 @@
 """One task of a step: ``python -m launch.supervise.slurm_rank ATTEMPT_FOLDER``, started by srun.
 
-There is one for each rank, or for each torchrun. It passes the rank's place to the program (``rank_program``), and records
-how that ended. It outlives the program: Slurm signals all processes of a step, and this one stays to record the end.
+There is one task for each rank, or for each torchrun. The task passes the rank's place to the program (``rank_program``) and
+records how the program ended. It outlives the program: Slurm signals all processes of a step, but the signals do not end this
+one.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from launch.supervise.oom_kills import oom_kills
 
 
 def main(arguments: list[str]) -> int:
-    """Run the rank. Return its exit code, 128 + n where signal n ended it."""
-    # Slurm's notice before the job's end; the rank inherits that it is ignored.
+    """Run the rank. Return its exit code, or 128 + n if signal n ended it."""
+    # Ignore Slurm's notice before the job's end. The rank inherits this.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    # The request for stacks is for the rank.
+    # Ignore the request for stacks, which is for the rank.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     attempt = AttemptPaths(Path(arguments[0]))
     spec = read_spec(attempt.spec)
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int:
 def rank_place(environment: Mapping[str, str], ranks_per_task: int) -> dict[str, str]:
     """Return torch.distributed's variables from those of an srun task (srun(1), OUTPUT ENVIRONMENT VARIABLES).
 
-    ``RANK`` is the first rank of a task that starts several; the other variables count tasks.
+    If a task starts several ranks, ``RANK`` is the first of them. The other variables count tasks.
     """
     here = environment.get("SLURM_NTASKS_PER_NODE") or _tasks_on(
         int(environment["SLURM_NODEID"]), environment["SLURM_STEP_TASKS_PER_NODE"]
@@ -63,7 +64,7 @@ def rank_place(environment: Mapping[str, str], ranks_per_task: int) -> dict[str,
 
 
 def _tasks_on(node: int, counts: str) -> int:
-    """Return the number of tasks on node number ``node`` of the step; ``counts`` is as Slurm writes it, "2(x3),1"."""
+    """Return the number of tasks on node number ``node`` of the step. ``counts`` has Slurm's notation, such as "2(x3),1"."""
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
         node -= int(times or 1)
         if node < 0:

@@ -1,4 +1,4 @@
-"""The ranks of one attempt as a step of a Slurm job: one srun, which starts launch.supervise.slurm_rank per rank."""
+"""The ranks of one attempt as a step of a Slurm job: one srun, which starts launch.supervise.slurm_rank for each task."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from launch.supervise.rank_environment import rank_variables
 STACKS_SECONDS = 1.0
 """How long ranks may take to print their stacks."""
 LEAVE_SECONDS = 30.0
-"""How long a step may take to end after a rank has failed. Slurm sends the others SIGTERM, but no SIGKILL."""
+"""How long a step may take to end after a rank has failed. Slurm sends SIGTERM to the other ranks, but no SIGKILL."""
 END_SECONDS = 60.0
-"""How long a step's processes may take to end after SIGKILL; Slurm gives up as late (UnkillableStepTimeout)."""
+"""How long a step's processes may take to end after SIGKILL. Slurm gives up after the same time (UnkillableStepTimeout)."""
 FOR_SRUN = ("SLURM_CONF", "SLURM_JOB_ID")
 """The variables that srun needs: Slurm's configuration, and the job that gets the step."""
 OF_DEVICES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-"""Variables about the supervisor's GPUs. A step may have others on another node, and Slurm sets them for each rank."""
+"""Variables with the supervisor's GPUs. A step may have other GPUs on another node, and Slurm sets these variables per rank."""
 
 
 class StepRanks:
-    """Ranks in one step of ``allocation``, of which each task starts ``ranks_per_task``."""
+    """Ranks in one step of ``allocation``. Each task of the step starts ``ranks_per_task`` ranks."""
 
     def __init__(
         self,
@@ -71,19 +71,20 @@ class StepRanks:
         return code if code is None or not 128 < code <= 128 + signal.SIGRTMAX else 128 - code
 
     def exits(self) -> tuple[RankExit, ...]:
-        """Return the ranks that failed, the first one first; of a task with several ranks its first rank."""
-        # By name: on a shared file system a listing may be older than the files of other nodes.
+        """Return the failed ranks, the first failure first. For a task with several ranks, return its first rank."""
+        # Find files by name. On a shared file system, a listing may be older than the files of other nodes.
         ranks = range(0, self._step.nodes * self._ranks_per_node, self._ranks_per_task)
         found = {rank: self._exit_of(rank) for rank in ranks}
         failed = [rank_exit for rank_exit in found.values() if rank_exit is not None and rank_exit.code != 0]
         if failed and self._srun.poll() is not None:
-            # A rank may be killed together with the process that records its end, or while that process waits for a disk.
+            # A rank without a record counts as killed. It may have been killed together with the process that records its end,
+            # or while that process waits for a disk.
             gone = [rank for rank in ranks if found[rank] is None]
             failed += [RankExit(rank, -signal.SIGKILL, math.inf, is_recorded=False) for rank in gone]
         return tuple(sorted(failed, key=lambda rank_exit: (rank_exit.time or 0.0, rank_exit.rank)))
 
     def print_stacks(self) -> None:
-        """Send SIGUSR1: each rank's faulthandler writes all stacks to the rank's log."""
+        """Send SIGUSR1, which makes each rank's faulthandler write all stacks to the rank's log."""
         step = self._find()
         if step is not None:
             try_run("scancel", "--signal=USR1", step)
@@ -92,9 +93,9 @@ class StepRanks:
             time.sleep(STACKS_SECONDS)
 
     def end(self) -> None:
-        """End the step on all nodes. Return when nothing is left, or when Slurm cannot end it.
+        """End the step on all nodes. Return when it has ended, or when Slurm cannot end it in time.
 
-        srun may end before its step does: only the queue shows that the nodes are free.
+        srun may end before its step, so only the queue shows that the nodes are free.
         """
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline:
@@ -111,14 +112,14 @@ class StepRanks:
         self._srun.wait()
 
     def ask_scheduler(self, evidence: Evidence) -> Evidence:
-        """Add Slurm's answer to ``evidence`` where the ranks do not explain their end."""
+        """Add Slurm's answer to ``evidence`` if the ranks' records do not explain their end."""
         if is_explained(evidence):
             return evidence
         state = job_state(self._allocation.job)
         if state is not None and stage_of(state) == "ended":
             return dataclasses.replace(evidence, ended_by="job", job_state=state)
         if evidence.ended_by == "job":
-            # SIGTERM, but the job goes on: somebody asked this supervisor alone to end, as without Slurm.
+            # The supervisor got SIGTERM, but the job goes on. So somebody asked only this supervisor to end, as on a host.
             asked: EndedBy = "cancel" if state is not None and stage_of(state) == "runs" else "job"
             return dataclasses.replace(evidence, ended_by=asked)
         if diagnose(evidence).failure_class == "SIGKILL":
@@ -126,9 +127,9 @@ class StepRanks:
         return evidence
 
     def where(self, diagnosis: Diagnosis) -> str:
-        """Return the node of the rank that failed, or the nodes that failed."""
+        """Return the node of the failed rank, or the failed nodes."""
         if diagnosis.outcome == "NODE_FAIL":
-            # With one node there is no question, and the signal that ends the job may end the command that asks.
+            # A single node is certain without asking Slurm, and the signal that ends the job may end the command that asks.
             nodes = self._allocation.nodes
             return ",".join(nodes if len(nodes) == 1 else self._allocation.failed_nodes())
         if diagnosis.rank is None:
@@ -149,13 +150,13 @@ class StepRanks:
             return None
 
     def _find(self) -> str | None:
-        """Return the step as scancel takes it ("123_4.0"), None where Slurm lists none."""
+        """Return the step's id for scancel ("123_4.0"), or None if Slurm does not list it."""
         listed = try_run("squeue", "--noheader", "--steps", f"--jobs={self._allocation.job}", "--format=%i %j") or ""
         rows = (line.split(maxsplit=1) for line in listed.splitlines())
         return next((step for step, *name in rows if name == [self._name]), None)
 
     def _should_have_ended(self) -> bool:
-        """Whether a rank failed LEAVE_SECONDS ago. Each exit is read once: there may be many ranks."""
+        """Return whether a rank failed more than LEAVE_SECONDS ago. Each exit is read only once, since there may be many."""
         for path in self._attempt.rank_exits.glob("rank*.json"):
             rank = int(path.stem.removeprefix("rank"))
             if self._failed_at is None and rank not in self._exits_read:
@@ -171,16 +172,16 @@ def step_name(attempt: AttemptPaths) -> str:
 
 
 def srun_command(step: Step, attempt: AttemptPaths) -> list[str]:
-    """Return the command that starts the ranks. The profile's arguments come last, so that they override ours."""
+    """Return the command that starts the ranks. The profile's arguments come last and override ours."""
     return [
         "srun",
-        # The supervisor's step has a part of the first node.
+        # The supervisor's own step already has a part of the first node.
         "--overlap",
         "--kill-on-bad-exit=1",
         f"--nodes={step.nodes}",
         f"--ntasks={step.nodes * step.ranks_per_node}",
         f"--ntasks-per-node={step.ranks_per_node}",
-        # Since 22.05 srun does not take it from the job.
+        # Since 22.05 srun does not inherit this from the job.
         f"--cpus-per-task={step.cpus_per_rank}",
         "--distribution=block",
         "--unbuffered",
@@ -195,7 +196,7 @@ def srun_command(step: Step, attempt: AttemptPaths) -> list[str]:
 def step_variables(
     spec: RunSpec, cluster: Mapping[str, str], allocation: Allocation, inherited: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return srun's environment, which ranks inherit. They meet on the first node, where this process runs."""
+    """Return srun's environment, which ranks inherit. Their rendezvous is on the first node, where this process runs."""
     placing = {name: inherited[name] for name in FOR_SRUN if name in inherited}
     placing |= {"MASTER_ADDR": allocation.address(), "MASTER_PORT": str(free_port())}
     kept = {name: value for name, value in inherited.items() if name not in OF_DEVICES}

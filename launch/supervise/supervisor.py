@@ -1,8 +1,8 @@
-"""A bundle's only supervisor: it runs the attempts one after another, each as a new process group.
+"""A bundle's only supervisor. It runs the attempts one after another, each as a new process group.
 
-It is the same in a Slurm job and on a laptop. While it lives, it alone writes outcomes. Started twice it works once: it
-holds a lock, and it never starts an attempt whose folder exists. If it dies, its ranks die with it
-(launch.common.parent_death, or Slurm) and the running attempt has no outcome.
+It is the same in a Slurm job and on a laptop. While it lives, only it writes outcomes. Two supervisors of a bundle do the work
+once, because a supervisor holds a lock and never starts an attempt whose folder exists. If it dies, its ranks die with it
+(launch.common.parent_death, or Slurm), and the running attempt has no outcome.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from launch.supervise.pack_attempt import pack_if_completed
 from launch.supervise.slurm_step import StepRanks, step_variables
 
 GATHER_SECONDS = 30.0
-"""How long trackers may still deliver after the bundle's last run has ended."""
+"""How long trackers may continue to deliver after the bundle's last run has ended."""
 ORDER_SECONDS = 60.0
-"""How long a file of the login node may take to appear on a node: an NFS client remembers for as long that it was missing."""
+"""How long a file of the login node may take to appear on a compute node. An NFS client may cache its absence that long."""
 LOCK_SECONDS = 120.0
-"""How long a job waits for the bundle's lock: a file system may keep the lock of a dead node for a while."""
+"""How long a job waits for the bundle's lock. A file system may keep a dead node's lock for a while."""
 
 
 class Supervisor:
-    """Supervise one bundle in this process. ``job`` is the bundle's Slurm job, None on a host."""
+    """Supervises one bundle in this process. ``job`` is the bundle's Slurm job, or None on a host."""
 
     def __init__(self, bundle: BundlePaths, order: BundleOrder, job: Allocation | None) -> None:
         self._bundle = bundle
@@ -58,7 +58,7 @@ class Supervisor:
         """Runs before which verdicts were judged."""
 
     def run(self) -> None:
-        """Run every ordered attempt that was not started, until asked to end."""
+        """Run every ordered attempt that has not started, until asked to end."""
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGINT, self._end)
         held = host_slots.acquire(self._order.slot_names, self._order.slots, self._all_cancelled)
@@ -83,10 +83,14 @@ class Supervisor:
             tracker.finish(deadline - time.monotonic())
 
     def _next_attempt(self) -> tuple[str, AttemptPaths] | None:
-        """Return the next ordered attempt that was not started, is needed and is not to end. A command may have ordered more."""
+        """Return the next ordered attempt that has not started, is needed and is not cancelled.
+
+        Read the order again, because a command may have ordered more.
+        """
         with contextlib.suppress(FileNotFoundError, RecordError, TypeError, ValueError):
             newest, own = from_json(BundleOrder, read_json(self._bundle.order)), self._order
-            # A job runs what it was submitted for. An order for other slots is the next supervisor's.
+            # A job runs only the order for which it was submitted. On a host, the next supervisor takes an order for other
+            # slots.
             if self._job is None and replace(newest, schedule=own.schedule, looks=own.looks) == own:
                 self._order = newest
         not_needed = runs_not_needed(self._bundle)
@@ -94,8 +98,8 @@ class Supervisor:
         return next((one for one in left if one[0] not in not_needed and self._end_request(one[0]) is None), None)
 
     def _claim(self, run_id: str, attempt: AttemptPaths) -> bool:
-        """Create the attempt's folder. Return False where somebody else has."""
-        # Before the folder: an attempt that is there is one whose supervisor is known.
+        """Create the attempt's folder. Return False if another process has created it."""
+        # Record the beginning before the folder exists, so that the supervisor of every existing attempt is known.
         with JsonLines(self._bundle.begun) as lines:
             lines.write(Beginning(run_id, attempt.number, time.time(), this_process()))
         attempt.root.parent.mkdir(parents=True, exist_ok=True)
@@ -137,9 +141,9 @@ class Supervisor:
         return LocalRanks(attempt, spec, variables), variables
 
     def _record_allocation(self) -> int:
-        """Record this supervision and return its number. Attempts that share it ran on the same devices, minutes apart."""
+        """Record this supervisor's allocation and return its number. Attempts that share it ran on the same devices."""
         path = self._bundle.allocations
-        # A damaged line counts: it must not keep the bundle from ever starting again.
+        # A damaged line counts too, so that it cannot keep the bundle from starting again.
         number = 1 + (read_regular(path).count(b"\n") if path.exists() else 0)
         job, nodes = (self._job.job, self._job.nodes) if self._job is not None else ("", ())
         with JsonLines(path) as lines:
@@ -148,7 +152,7 @@ class Supervisor:
         return number
 
     def _close_requeued(self, allocation: str) -> None:
-        """Write the outcome of attempts that ran when Slurm requeued this job. None of their processes is left."""
+        """Write the outcome of attempts that ran when Slurm requeued this job. All their processes have ended."""
         for _, attempt in self._attempts():
             if attempt.root.exists() and not attempt.has_ended:
                 events = read_all_events(attempt)
@@ -161,7 +165,7 @@ class Supervisor:
         return all(self._end_request(run_id) is not None for run_id, _ in self._order.schedule)
 
     def _end_request(self, run_id: str) -> EndedBy | None:
-        """Return who wants the run to end, None where nobody does. Slurm sends a job SIGTERM first."""
+        """Return who wants the run to end, or None. Slurm sends SIGTERM before it ends a job."""
         if self._asked_to_end:
             return "cancel" if self._job is None else "job"
         cancellation = read_cancellation(self._bundle)
@@ -172,13 +176,13 @@ class Supervisor:
 
 
 def supervise(folder: str) -> None:
-    """Supervise the bundle in ``folder`` unless a living process does.
+    """Supervise the bundle in ``folder`` unless another living process does.
 
     Raises:
-        SystemExit: nothing is ordered; the bundle needs a Slurm job, and this is none; or another process has held its
-            lock for two minutes.
+        SystemExit: nothing is ordered; the bundle needs a Slurm job, but this process is in none; or another process has held
+            its lock for two minutes.
     """
-    # Slurm's notice before the job's end, which would end this process: the orchestrator retries attempts itself.
+    # Ignore Slurm's notice before the job's end, which would end this process. The orchestrator itself retries attempts.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     bundle = BundlePaths(Path(folder).absolute())
     order = _await_order(bundle)

@@ -1,7 +1,7 @@
 """Become the user's program: ``python -m launch.supervise.user_command ATTEMPT_FOLDER``.
 
-Engine command starts this in place of launch.train.worker, once on each node or once for each rank. The program's processes load
-launch.observe by the folder that leads their PYTHONPATH.
+Engine command starts this module instead of launch.train.worker, once on each node or once for each rank. The program's
+processes load launch.observe, because its folder comes first in their PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 def main(arguments: list[str]) -> None:
-    """Replace this process by the program, which prints to its rank's log; a launcher of ranks to that of its first."""
+    """Replace this process by the program, which prints to its rank's log. A launcher prints to the log of its first rank."""
     attempt = AttemptPaths(Path(arguments[0]).absolute())
     log = os.open(attempt.log(int(os.environ["RANK"])), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
@@ -39,14 +39,14 @@ def main(arguments: list[str]) -> None:
 
 
 def program_variables(spec: RunSpec, attempt: AttemptPaths, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the program's environment: what the shell has, and where the observer is and writes.
+    """Return the program's environment: the inherited one, the observer's folder, and the folder where it writes.
 
-    A launcher of ranks gets no place of a rank, but torchrun's own variables of where its nodes meet.
+    A launcher of ranks gets no variables of a single rank, but torchrun's own variables for the rendezvous of its nodes.
     """
     variables = {name: value for name, value in inherited.items() if name != PARENT}
     variables[OBSERVED] = str(attempt.root)
     others = variables.get("PYTHONPATH", "").split(os.pathsep)[1:]
-    # The checkout itself stays out: a program may have packages of the same names.
+    # Leave out the checkout itself, because a program may have packages with the same names.
     variables["PYTHONPATH"] = os.pathsep.join((str(ROOT / "launch" / "observe" / "path"), *others))
     if spec.command.launcher == "torchrun":
         meeting = {"NNODES": str(spec.placement.nodes), "NODE_RANK": variables.get("SLURM_NODEID", "0")}

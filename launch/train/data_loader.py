@@ -1,8 +1,8 @@
 """The tokens of a step: a sequence is a pure function of (seed, step, its index in the global batch).
 
-Every layout, and both runs of a pair, therefore see the same tokens, and any sequence can be read without those before it.
-Randomness is counter-based: Philox (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) with the seed as
-its key and (step, index) as its counter.
+So all layouts and both runs of a pair see the same tokens, and any sequence can be read without the previous ones. Random
+numbers are counter-based: Philox (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) with the seed as its
+key and (step, index) as its counter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TokenSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StreamSource:
-    """A stream of tokens. A sequence begins anywhere in it and may cross documents.
+    """A stream of tokens. A sequence begins at any token and may cross documents.
 
     Megatron-Core's GPTDataset also cuts its stream across documents, in steps of the sequence length.
     """
@@ -62,7 +62,7 @@ class StreamSource:
         return torch.from_numpy(tokens)
 
     def _check_vocabulary(self, tokens: npt.NDArray[np.int64], start: int) -> None:
-        """Check tokens on the host. On a device, an index outside the embedding is undefined or ends the process."""
+        """Check tokens on the host. On a device, an index outside the embedding is undefined behaviour or ends the process."""
         outside = np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))
         if outside.size:
             place = int(outside[0])
@@ -75,7 +75,7 @@ class StreamSource:
 
 @dataclass(frozen=True)
 class SyntheticSource:
-    """Uniformly random tokens below ``vocab_size``. They measure speed; there is nothing in them to learn."""
+    """Uniformly random tokens below ``vocab_size``, to measure speed. A model cannot learn anything from them."""
 
     vocab_size: int
     seed: int
@@ -118,5 +118,5 @@ def batch(source: TokenSource, spec: RunSpec, step: int, dp_rank: int) -> torch.
 
 
 def _random(seed: int, step: int, index: int, count: int) -> npt.NDArray[np.uint64]:
-    # The lowest word counts the numbers drawn, so streams of different (step, index) never overlap.
+    # The lowest word of the counter counts the drawn numbers, so streams of different (step, index) never overlap.
     return np.random.Philox(key=seed % 2**64, counter=[0, 0, index, step]).random_raw(count)

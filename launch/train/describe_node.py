@@ -16,11 +16,11 @@ import torch
 from launch.train.telemetry.provenance import driver, hardware, versions
 
 _IMPORTED = ("numpy", "safetensors")
-"""What ranks import beside torch. Tokenizers are needed where a recipe names one."""
+"""The packages that ranks import besides torch. The tokenizers package is needed only if a recipe names a tokenizer."""
 
 
 def describe_node(file: Path) -> dict[str, Any]:
-    """Return time, software and devices of this node, and whether it sees ``file``, which another host has written."""
+    """Return time, software and devices of this node, and whether it sees ``file``, which another host wrote."""
     has_gpu = torch.cuda.is_available()
     nccl = torch.cuda.nccl.version() if has_gpu and torch.distributed.is_nccl_available() else ()
     return {
@@ -40,7 +40,7 @@ def describe_node(file: Path) -> dict[str, Any]:
 
 
 def _write(file: Path) -> str:
-    """Write this node's name into ``file`` if it is there. Return why that fails, "" otherwise."""
+    """Write this node's name into ``file`` if the file exists. Return why that failed, or ""."""
     try:
         if file.is_file():
             file.write_text(socket.gethostname())
@@ -50,13 +50,13 @@ def _write(file: Path) -> str:
 
 
 def missing_packages() -> list[str]:
-    """Return what ranks import and this interpreter does not have."""
+    """Return the packages that ranks import and this interpreter lacks."""
     old = [] if hasattr(torch.nn.functional, "grouped_mm") else ["torch>=2.11"]
     return [*old, *(name for name in _IMPORTED if find_spec(name) is None)]
 
 
 def other_cudnn(library_path: str) -> list[str]:
-    """Return the cuDNN libraries in the folders of ``library_path``, which the loader takes before PyTorch's own."""
+    """Return the cuDNN libraries in the folders of ``library_path``. The loader prefers them to PyTorch's own."""
     folders = [Path(name) for name in library_path.split(os.pathsep) if name]
     return sorted({str(file) for folder in folders for file in folder.glob("libcudnn.so*")})
 

@@ -1,8 +1,8 @@
-"""Inject a fault into a run, as a recipe's ``fault`` asks, to test how failures are reported.
+"""Inject a recipe's ``fault`` into a run, to test how failures are reported.
 
-Each fault is the real failure, not an exception that imitates it. Engines know nothing of them. A fault of a step happens before
-the engine's step. A fault of a capture happens in a hook on all modules, in the first forward pass that is captured; a run that
-captures nothing does not have it, so the eager baseline completes.
+Each fault is the real failure, not an exception that imitates it. Engines do not know about faults. A fault of a step happens
+before the engine's step. A fault of a capture happens in a hook on all modules, in the first captured forward pass. Without a
+capture it does not happen, so the eager baseline completes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from launch.engines.protocol import Engine, StepResult
 
 FREED_BYTES = 1 << 26
-"""Large enough for a segment of its own, which the driver takes back when it is freed."""
+"""Large enough for its own segment, which returns to the driver when freed."""
 MOST_BYTES, LEAST_BYTES = 1 << 38, 1 << 9
-"""The first allocation that tries to take all memory, and PyTorch's smallest block."""
+"""The size of the first allocation of a fault that takes all memory, and PyTorch's smallest block."""
 
 
 Inject = Callable[["FaultyStep"], None]
@@ -36,7 +36,7 @@ class FaultyStep:
     """A fault in the steps of ``engine``. ``number`` is the current step, and ``batch`` the engine's input in it.
 
     Args:
-        inject: prepares the fault, which is due in ``step``.
+        inject: prepares the fault, which happens in ``step``.
     """
 
     def __init__(self, engine: Engine, inject: Inject, step: int, device: torch.device) -> None:
@@ -49,7 +49,7 @@ class FaultyStep:
         self._step = step
         self._in_step: Callable[[], object] = lambda: None
         inject(self)
-        # The engine's own step runs inside this one.
+        # This step calls the engine's own step.
         engine.step = self.run  # type: ignore[method-assign]
 
     def in_step(self, act: Callable[[], object]) -> None:
@@ -112,7 +112,7 @@ def segfault(run: FaultyStep) -> None:
 
 
 def host_kill(run: FaultyStep) -> None:
-    """Send SIGKILL to this process, as an operator does, or the kernel when memory runs out."""
+    """Send SIGKILL to this process, as an operator may do, or the kernel when memory runs out."""
     run.in_step(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
@@ -128,7 +128,7 @@ def background_thread(run: FaultyStep) -> None:
     """Synchronize the stream from another thread, which invalidates the capture (901, cudaErrorStreamCaptureInvalidated)."""
 
     def wait_for(stream: torch.cuda.Stream) -> None:
-        # Programs ignore the failure of such a thread.
+        # Suppress the error, because programs usually ignore the failure of such a thread.
         with contextlib.suppress(RuntimeError):
             stream.synchronize()
 
@@ -155,7 +155,7 @@ def unjoined_stream(run: FaultyStep) -> None:
 def legacy_stream(run: FaultyStep) -> None:
     """Let the default stream wait for the captured one (906, cudaErrorStreamCaptureImplicit).
 
-    Autograd does so if it accumulates a gradient on the stream on which its parameter was first used.
+    Autograd does this if it accumulates a gradient on the stream on which the parameter was first used.
     """
     in_capture(lambda: torch.cuda.default_stream().wait_stream(torch.cuda.current_stream()))
 
@@ -198,7 +198,7 @@ def _all_memory(device: torch.device) -> Iterator[torch.Tensor]:
 
 
 def input_freed(run: FaultyStep) -> None:
-    """Return memory that a graph reads to the driver, so that the next replay accesses an unmapped address."""
+    """Free memory that a graph reads, so that the next replay accesses an unmapped address."""
     run.held.append(torch.ones(FREED_BYTES, dtype=torch.uint8, device=run.device))
 
     def free() -> None:
@@ -221,7 +221,7 @@ def dynamic_shape(run: FaultyStep) -> None:
 def frozen_scalar(run: FaultyStep) -> None:
     """Scale module outputs by a Python number that grows every step.
 
-    Eager code uses the new value, a graph the value of its capture. Nothing fails, and the numbers diverge.
+    Eager code uses the new value, but a graph uses the value from its capture. Nothing fails, but the numbers diverge.
     """
 
     def scale(module: nn.Module, inputs: Any, output: Any) -> Any:

@@ -3,7 +3,8 @@
     init -> build -> warmup -> capture -> settle -> measure -> probe -> teardown
 
 An eager run has no capture. ``settle`` covers the first steps after the capture, which are still slower (allocator, caches,
-clocks). Speed is measured in ``measure``. Steps right after a step check are recorded as ``check``, though the phase goes on.
+clocks). Speed is measured in ``measure``. A checked step and the step after it are recorded as ``check``, but the phase does
+not change.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def train(
     """Run all steps of ``spec``. On return every step is on disk, and the recorder is in ``teardown``.
 
     Raises:
-        NumericError: a step's loss or gradient norm was not finite; the steps up to it are on disk.
-        CaptureError: the engine captured in another step than it declared, or failed to capture.
+        NumericError: a step's loss or gradient norm was not finite. All steps up to this one are on disk.
+        CaptureError: the engine failed to capture, or captured in another step than it had declared.
     """
     tokens = spec.training.global_batch_size * spec.training.sequence_length
     dp_rank = spec.parallelism.rank_in("dp", mesh.rank)
@@ -85,7 +86,7 @@ def train(
 
 
 def phase_of(step: int, capture_step: int | None, last_unsettled: int) -> Phase:
-    """Return the phase of ``step``. Steps up to ``last_unsettled`` are warm-up or capture; then follows ``settle``."""
+    """Return the phase of ``step``. Steps up to ``last_unsettled`` are warm-up or capture. ``settle`` follows."""
     if step == capture_step:
         return "capture"
     if step <= last_unsettled:

@@ -1,7 +1,7 @@
-"""Perturb an eager run by the smallest error that another kernel could make, to see how far it grows.
+"""Perturb an eager run by the smallest error that another kernel could make, to measure how far the error grows.
 
-Exact eager runs equal each other, so they say nothing of harmless differences: a compiled kernel may round otherwise. A perturbed
-run does.
+Deterministic eager runs equal each other, so they do not show how far harmless differences grow, such as another rounding in a
+compiled kernel. A perturbed run shows this.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from launch.train.fault_injection import FaultyStep
 
 
 def perturb_weight(run: FaultyStep) -> None:
-    """Move the first weight by one unit in the last place before the step that is due.
+    """Move the first weight by one unit in the last place before the perturbed step.
 
-    This is for a model that is compiled whole, which calls no hooks. The weight is that of the first layer's first norm.
+    This is for a model that is compiled whole, which calls no hooks. The weight belongs to the first layer's first norm.
     """
 
     def move() -> None:
@@ -31,12 +31,12 @@ def perturb_weight(run: FaultyStep) -> None:
 
 
 def perturb(run: FaultyStep) -> None:
-    """Move each output of the first layer by one unit in the last place, in the step that is due.
+    """Move each element of the first layer's output by one unit in the last place, in the perturbed step.
 
-    Later stages of a pipeline have no first layer, but rank 0 has.
+    Rank 0 has the first layer; later stages of a pipeline do not.
 
     Raises, in the first step:
-        EnvironmentFault: rank 0 finds none, so nothing would be moved.
+        EnvironmentFault: rank 0 finds no first layer, so nothing would be perturbed.
     """
 
     def find(model: nn.Module, inputs: Any) -> None:

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 if __name__ == "__main__":
-    # Imported modules stay: looking for cycles among them takes a seventh of the imports' time.
+    # Imported modules are never freed. Searching them for reference cycles would take a seventh of the imports' time.
     gc.disable()
 
 import torch
@@ -48,7 +48,7 @@ ENGINES: dict[EngineName, str] = {
 }
 """The module of each engine's ``build``, imported only when a run needs it."""
 MEET_WITHIN = timedelta(minutes=30)
-"""How long a rank waits for the others: torch's own limit for its stores."""
+"""How long a rank waits for the others: torch's default limit for its stores."""
 
 
 def main(arguments: list[str]) -> None:
@@ -115,7 +115,7 @@ def _redirect_output(path: Path) -> None:
     os.dup2(log, 2)
     os.close(log)
     faulthandler.enable()
-    # The supervisor asks for stacks before it ends ranks that hang.
+    # The supervisor requests stacks with this signal before it ends ranks that hang.
     faulthandler.register(signal.SIGUSR1)
 
 
@@ -123,7 +123,7 @@ def _device(spec: RunSpec) -> torch.device:
     if spec.placement.device == "cpu":
         return torch.device("cpu")
     if spec.parallelism.world_size > 1:
-        # Loading a kernel waits for all running transfers, and one of them may wait for this rank.
+        # To load a kernel, CUDA waits for all running transfers, and one of these may wait for this rank.
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     local_rank = int(os.environ["LOCAL_RANK"])
     # A site may show each task only its own GPU.
@@ -147,9 +147,9 @@ def _set_up(spec: RunSpec, mesh: RankPlace) -> None:
 
 
 def _loopback_store(mesh: RankPlace) -> TCPStore | None:
-    """Return the store in which the ranks of one host meet, None where they are on several hosts.
+    """Return the rendezvous store for the ranks of one host, or None if they are on several hosts.
 
-    A store that torch opens by itself listens on all interfaces, and obeys whoever reaches it.
+    A store that torch opens by itself listens on all interfaces, and accepts commands from anyone.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if host != LOOPBACK:
@@ -161,10 +161,10 @@ def _loopback_store(mesh: RankPlace) -> TCPStore | None:
 
 
 def check_devices(ranks: int, visible: int) -> None:
-    """Check that each of a node's ``ranks`` sees either all their GPUs or only its own.
+    """Check that each of a node's ``ranks`` sees either at least as many GPUs as there are ranks, or only its own.
 
     Raises:
-        EnvironmentFault: it sees another number of GPUs.
+        EnvironmentFault: a rank sees another number of GPUs.
     """
     if visible < ranks and visible != 1:
         raise EnvironmentFault(

@@ -1,9 +1,8 @@
 """Normalise the spellings of graph settings.
 
-Megatron-Core up to 0.16 writes ``cuda_graph_impl: local`` with ``cuda_graph_scope: full_iteration`` for the whole
-iteration, and a comma-separated scope. Later releases write ``cuda_graph_impl: full_iteration`` and
-``cuda_graph_modules``. Megatron Bridge's guide sets them as ``cfg.model.cuda_graph_impl``. This project writes ``cuda_graph:
-{impl, scope, warmup_steps}``.
+Megatron-Core up to 0.16 writes ``cuda_graph_impl: local`` with ``cuda_graph_scope: full_iteration`` for the whole iteration,
+and a comma-separated scope. Later releases write ``cuda_graph_impl: full_iteration`` and ``cuda_graph_modules``. Megatron
+Bridge's guide writes ``cfg.model.cuda_graph_impl``. This project writes ``cuda_graph: {impl, scope, warmup_steps}``.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def canonical_place(place: str) -> str:
 def canonical_values(graph: Mapping[str, Any]) -> dict[str, Any]:
     """Normalise the values of a complete ``cuda_graph`` section.
 
-    The full iteration is an implementation, not a scope. The parts of a scope get one order, since a scope is a set.
+    The full iteration is an implementation, not a scope. The parts of a scope are sorted, because a scope is a set.
     """
     normal = dict(graph) | ({"mend": tuple(sorted(graph["mend"]))} if "mend" in graph else {})
     scope = tuple(normal.get("scope", ()))

@@ -11,7 +11,7 @@ from orchestrator.recipe.fields import PATCH
 from orchestrator.recipe.source_fields import SourceFields, Tree, flatten, leaves
 
 Axes = dict[str, tuple[Tree, ...]]
-"""Patches by the place of their axis."""
+"""The patches of each axis, by the axis's place."""
 
 _GRID = "sweep.grid."
 _EXAMPLE_SWEEP = "sweep: {grid: {training.precision: [fp32, bf16]}}"
@@ -92,7 +92,7 @@ def _read_patch(values: Any, place: str, axis: str, source: SourceFields) -> Tre
 
 
 def _check_overlap(axes: Axes, source: SourceFields) -> None:
-    """Reject a field that two axes set: the later one would win, and the product would repeat every cell."""
+    """Reject a field that two axes set. The later axis would win, and the product would repeat every cell."""
     owners: dict[str, str] = {}
     for place, axis in axes.items():
         for field in swept_fields({place: axis}):

@@ -14,7 +14,7 @@ _FLAGS, _GRAPHS = "flags.", "graphs."
 
 
 def command_of(section: Mapping[str, Any], folder: Path) -> Command:
-    """Return the command that ``section`` describes, without graphs. Its ``workdir`` counts from ``folder``."""
+    """Return the command that ``section`` describes, without graphs. Its ``workdir`` is relative to ``folder``."""
     fields = {key: value for key, value in section.items() if not key.startswith((_FLAGS, _GRAPHS))}
     if fields:
         fields["workdir"] = str(folder / fields.get("workdir", ""))
@@ -24,7 +24,7 @@ def command_of(section: Mapping[str, Any], folder: Path) -> Command:
 
 
 def graphs_axis(recipe: Recipe) -> list[tuple[Tree, ...]]:
-    """Return the axis over the recipe's named graphs, eager first; no axis where there are none."""
+    """Return the axis over the recipe's named graphs without eager, in a list; an empty list if there are none."""
     named = {
         key.removeprefix(_GRAPHS): tuple(map(str, words))
         for key, words in recipe.base.get("command", {}).items()

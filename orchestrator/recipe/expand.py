@@ -31,17 +31,18 @@ from orchestrator.recipe.source_fields import Tree, leaves
 
 Section = TypeVar("Section")
 BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
-"""Phases that the eager baseline has as well. What a recipe expects in them, it also expects of the baseline."""
+"""The phases that the eager baseline has too. An outcome expected in one of them is also expected of the baseline."""
 
 QUICK_STEPS = 20
 """The steps of a run in a quick sweep: warm-up, capture, and some to check."""
 
 _UNKNOWN_BATCH = {"global_batch_size": 0, "sequence_length": 0}
-"""Of a user's program, unless the recipe says it: then throughput has no tokens."""
+"""The batch of a user's program if the recipe does not give it. Tokens per second are then unknown."""
 
 _NOT_IN_SETTINGS = ("cuda_graph.impl", "cuda_graph.scope", "cuda_graph.optimizer", "cuda_graph.name", "cuda_graph.arguments", "cuda_graph.mend", "resources.minutes_per_run",
                     "resources.hang_minutes")  # fmt: skip
-"""Fields in which cells of one workload may differ. The graph label names the first three; the others change no run."""
+"""Fields in which cells of one workload may differ. The graph label covers those of ``cuda_graph``; the others change no
+run."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,11 @@ class ResolvedCell:
 
     spec: RunSpec
     settings: tuple[str, ...]
-    """What distinguishes its workload in the sweep: "precision=bf16"."""
+    """The settings that distinguish its workload in the sweep, such as "precision=bf16"."""
     expect: Expectation
     resources: Resources
     is_added_baseline: bool = False
-    """Whether it is an eager baseline that the recipe did not ask for."""
+    """Whether it is an eager baseline that the recipe does not list."""
 
     @property
     def label(self) -> str:
@@ -82,12 +83,12 @@ def expand(recipe: Recipe, device: Device) -> tuple[ResolvedCell, ...]:
 
 
 def eager_baseline(spec: RunSpec) -> RunSpec:
-    """Return the run with which a graphed one is compared."""
+    """Return the eager baseline of ``spec``."""
     return replace(spec, cuda_graph=CudaGraph("none", (), spec.cuda_graph.warmup_steps))
 
 
 def _add_baseline(workload: Mapping[str, ResolvedCell]) -> list[ResolvedCell]:
-    """Return the cells of one workload, the eager baseline first. Add it where graphed cells have none."""
+    """Return the cells of one workload, the eager baseline first. Add the baseline if graphed cells have none."""
     cells = sorted(workload.values(), key=lambda cell: cell.spec.graphed)
     last = cells[-1]
     if not last.spec.graphed:
@@ -158,7 +159,7 @@ def _get_field(spec: RunSpec, name: str) -> Any:
 
 
 class _Builder:
-    """Builds cells from patches. Cells share equal sections: a sweep of thousands of cells has few different ones."""
+    """Builds cells from patches. Cells share equal sections, because thousands of cells have few different ones."""
 
     def __init__(self, recipe: Recipe, device: Device) -> None:
         self._recipe = recipe
@@ -195,7 +196,7 @@ class _Builder:
         return cast(Section, self._sections[memo])
 
     def _training(self, values: Mapping[str, Any], engine: EngineName) -> Training:
-        """Return the training section, with ``QUICK_STEPS`` at most in a quick sweep."""
+        """Return the training section, with at most ``QUICK_STEPS`` steps in a quick sweep."""
         training = self._section(Training, values if engine != "command" else {**_UNKNOWN_BATCH, **values})
         if self._recipe.equivalence.mode == "full" or training.steps <= QUICK_STEPS:
             return training
@@ -225,7 +226,7 @@ class _Builder:
 
 
 def _varying_fields(recipe: Recipe) -> frozenset[str]:
-    """Return the fields that distinguish workloads: those with several values, and those that only some points set."""
+    """Return the fields that distinguish workloads: fields with several values, and fields that only some points set."""
     values: dict[str, set[Any]] = {}
     for axis in recipe.axes:
         points = [dict(leaves(patch)) for patch in axis]

@@ -1,6 +1,6 @@
-"""Check the fields of a YAML file against dataclasses: of recipes, model presets and cluster profiles alike.
+"""Check the fields of a YAML file against dataclasses, for recipes, model presets and cluster profiles.
 
-Checking raises nothing. It collects every problem, with line, field, value and fix.
+Checks raise no errors. They collect every problem, with line, field, value and fix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from orchestrator.recipe.ranges import Interval
 from orchestrator.recipe.source_fields import SECRET_FIX, SourceFields, Tree
 
 WIDEST = 2**63
-"""Whole numbers below it, and above its negative, fit into a signed 64-bit integer."""
+"""Whole numbers between minus this number and this number, both excluded, fit into a signed 64-bit integer."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERPOLATION = re.compile(r"(?<!\\)(\\*)\$\{")
@@ -36,7 +36,7 @@ _TYPE_NAMES = {UnionType: "a whole number, or auto", int: "a whole number", floa
 
 
 class Flaw(NamedTuple):
-    """What is wrong with a value, and the fix."""
+    """What is wrong with a value, and how to correct it."""
 
     message: str
     fix: str
@@ -65,7 +65,10 @@ class Schema:
     """The fields of one frozen dataclass. OmegaConf converts values to their types."""
 
     def __init__(self, cls: type, checks: Mapping[str, Check] | None = None, *, separator: str = ",") -> None:
-        """``checks`` add to those of the fields. A text is a list if ``separator``, a pattern, is in it; "" matches none."""
+        """Read the fields of ``cls``. ``checks`` are added to the checks of the fields.
+
+        For a list field, ``separator`` is the pattern that splits a text into items; with "" texts are not split.
+        """
         fields = dataclasses.fields(cls)
         self.fields = tuple(field.name for field in fields)
         self._checks = {field.name: field.metadata.get("check") for field in fields} | dict(checks or {})
@@ -89,7 +92,7 @@ class Schema:
         return converted
 
     def find_flaws(self, key: str, converted: Any) -> Iterator[tuple[str, Any, Flaw]]:
-        """Yield the flaws of a converted value or its items: the index of the item ("[2]" or ""), the item, the flaw."""
+        """Yield each flaw of a converted value or its items, as (index "[2]" or "", item, flaw)."""
         check = self._checks[key]
         if check is None or converted is None:
             return
@@ -97,7 +100,7 @@ class Schema:
         yield from ((index, item, flaw) for index, item in items if (flaw := check(item)))
 
     def choices(self, key: str) -> tuple[str, ...]:
-        """Return the values of a field with a closed set of values, else none."""
+        """Return the values of a field that has a closed set of values, otherwise an empty tuple."""
         for candidate in (self._types[key], *typing.get_args(self._types[key])):
             if typing.get_origin(candidate) is Literal:
                 return tuple(str(choice) for choice in typing.get_args(candidate))
@@ -107,7 +110,7 @@ class Schema:
         return typing.get_origin(self._types[key]) is tuple
 
     def describe_type(self, key: str) -> str:
-        """Describe what field ``key`` takes: "a whole number", "one of fp32, bf16"."""
+        """Describe the values of field ``key``: "a whole number", "one of fp32, bf16"."""
         kind = self._types[key]
         null = ", or null" if type(None) in typing.get_args(kind) else ""
         if self.choices(key):
@@ -142,28 +145,28 @@ class Schema:
 
 @dataclass(frozen=True)
 class FileSchema:
-    """What one kind of file may hold: fields at its top, sections of fields, and mappings with names of the user's."""
+    """The content that one kind of file may have: fields at the top, sections of fields, and mappings with the user's names."""
 
     top: Schema
     sections: Mapping[str, Schema] = field(default_factory=dict)
     mappings: Mapping[str, EntryCheck] = field(default_factory=dict)
     rejections: Mapping[str, Flaw] = field(default_factory=dict)
-    """Names at the top with a message of their own."""
+    """Names at the top that are rejected with a message of their own."""
     other_names: tuple[str, ...] = ()
-    """Names at the top that are read elsewhere. Messages list them."""
+    """Names at the top that other code reads. Messages list them."""
 
     @cached_property
     def fields(self) -> Mapping[str, tuple[Schema, str]]:
-        """Schema and key of each field by its whole name ("training.steps")."""
+        """The schema and key of each field, by its whole name ("training.steps")."""
         top = {key: (self.top, key) for key in self.top.fields}
         return top | {f"{name}.{key}": (schema, key) for name, schema in self.sections.items() for key in schema.fields}
 
     def mapping_of(self, name: str) -> str:
-        """Return the mapping that ``name`` is, or is an entry of; "" where it is neither."""
+        """Return the mapping that ``name`` names, or of which it names an entry; "" if neither."""
         return next((mapping for mapping in self.mappings if f"{name}.".startswith(f"{mapping}.")), "")
 
     def check_name(self, name: str) -> Flaw | None:
-        """Return what is wrong with ``name``: it is no field, no section and no entry of a mapping."""
+        """Return what is wrong with ``name`` if it names no field, section or entry of a mapping, otherwise None."""
         first = name.partition(".")[0]
         if first in self.rejections:
             return self.rejections[first]
@@ -193,16 +196,16 @@ class FileSchema:
         elsewhere = next((other for other in same if other.partition(".")[0] not in self.rejections), None)
         if elsewhere is None:
             return suggestion(last, known)
-        # A slip of one letter is likelier than another section.
+        # A typing error of one letter is likelier than a wrong section.
         return suggestion(last, known, f"did you mean {elsewhere!r}?", cutoff=0.85)
 
 
 def check_fields(
     source: SourceFields, schema: FileSchema, fields: Mapping[str, Any] | None = None, locate: Places = str
 ) -> Tree:
-    """Return the valid ones of ``fields``, converted to their types, nested by section. Problems go to ``source``.
+    """Return the valid fields of ``fields``, converted to their types and nested by section. Problems go to ``source``.
 
-    Without ``fields`` check all fields of ``source``.
+    Without ``fields``, check all fields of ``source``.
     """
     checked: Tree = {}
     for name, value in (source.fields if fields is None else fields).items():
@@ -235,7 +238,7 @@ def _check_field(source: SourceFields, schema: Schema, key: str, value: Any, pla
 
 
 def _check_whole(name: str, value: Any, schema: FileSchema) -> Flaw | None:
-    """Check the value of a whole section or mapping. Only {} is valid: one with content comes as its fields."""
+    """Check the value of a whole section or mapping. Only {} is valid, because content arrives as separate fields."""
     if value == {}:
         return None
     if name in schema.mappings:
@@ -256,14 +259,17 @@ def check_variable(name: str, value: Any) -> Flaw | None:
 
 
 def _escape_interpolations(value: Any) -> Any:
-    """Escape ``${``. The interpolations of a recipe are resolved before, and those of a profile are for the shell."""
+    """Escape ``${``. A recipe's interpolations are already resolved, and a profile's are for the shell."""
     if isinstance(value, list):
         return [_escape_interpolations(item) for item in value]
     return _INTERPOLATION.sub(r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _is_bool_only_where_wanted(value: Any, takes_bool: bool) -> bool:
-    """OmegaConf reads YAML's bare ``yes`` as the number 1 or the text "True" where a field takes those, and 3 as true."""
+    """Return whether ``value`` is a boolean only if the field takes one.
+
+    OmegaConf would read YAML's bare ``yes`` as the number 1 or the text "True" for other fields, and 3 as true for this one.
+    """
     if takes_bool:
         return isinstance(value, (bool, str))
     return not any(isinstance(item, bool) for item in (value if isinstance(value, list) else [value]))

@@ -29,7 +29,7 @@ from orchestrator.recipe.yaml_reader import NAME
 
 @dataclass(frozen=True)
 class Resources:
-    """What a run gets. ``gpus_per_node`` 0 asks for one device per rank, on one node."""
+    """The resources of a run. ``gpus_per_node`` 0 requests one device per rank, on one node."""
 
     nodes: int = checked_field(1, interval_check(POSITIVE))
     gpus_per_node: int = checked_field(0, interval_check(COUNT))
@@ -41,7 +41,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Tracking:
-    """Weights & Biases. ``auto`` is online where there is a key and a network, else offline."""
+    """Weights & Biases. ``auto`` is online if there is a key and a network, otherwise offline."""
 
     project: str = "cuda-graphs"
     entity: str | None = None
@@ -51,7 +51,7 @@ class Tracking:
 
 @dataclass(frozen=True)
 class OtherTrackers:
-    """Trackers beside Weights & Biases."""
+    """Trackers besides Weights & Biases."""
 
     tensorboard: bool = False
 
@@ -92,7 +92,7 @@ class TopLevel:
 
 @dataclass(frozen=True)
 class CommandFields:
-    """The user's own program. The mappings ``command.flags`` and ``command.graphs`` belong to it too."""
+    """The user's own program. The section also has the mappings ``command.flags`` and ``command.graphs``."""
 
     framework: FrameworkName = "script"
     run: str = ""
@@ -152,7 +152,7 @@ _OF_THE_SWEEP = ("name", "repeats", "perturbed", "step_checks", "cluster", "equi
 PATCH = replace(RECIPE, rejections={**RECIPE.rejections, **{
     name: Flaw(f"{name} belongs to the whole sweep, so it cannot be an axis", "write another recipe") for name in _OF_THE_SWEEP
 }})  # fmt: skip
-"""What one point of an axis may set."""
+"""The fields that one point of an axis may set."""
 PRESET = FileSchema(
     RECIPE.sections["model"],
     rejections={"preset": Flaw("a preset cannot name another preset", "write the fields of that preset out")},

@@ -1,7 +1,7 @@
-"""Resolve the interpolations of a file: ``${training.steps}``, ``${oc.env:NAME,default}``. None is inside another.
+"""Resolve the interpolations of a file: ``${training.steps}``, ``${oc.env:NAME,default}``. They cannot be nested.
 
-The spelling is OmegaConf's. OmegaConf resolves a field again wherever an interpolation names it, so that a few lines take
-hours. Here each field is resolved once, and what interpolations stand for has a limit.
+The syntax is OmegaConf's. OmegaConf resolves a field again for every interpolation that names it, so a few lines can take
+hours. Here each field is resolved once, and the total size of the results is limited.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class Resolver:
         self._environment = environment
         self._resolved: dict[str, Any] = {}
         self._open: list[str] = []
-        """The fields being resolved: each stands in an interpolation of the one before."""
+        """The fields being resolved. Each is named in an interpolation of the previous one."""
         self._depth = 0
         self._left = MOST_VALUES
 
     @property
     def exhausted(self) -> bool:
-        """Whether the interpolations so far stand for more than the limit."""
+        """Whether the results of interpolations exceed the limit."""
         return self._left < 0
 
     def resolve(self, place: str) -> Any:
         """Return the value of a field, or the fields of a section by their names in it.
 
         Raises:
-            InterpolationError: an interpolation in it is wrong, refers to itself, or stands for too much.
+            InterpolationError: an interpolation in it is wrong, refers to itself, or has too large a result.
         """
         if place in self._resolved:
             return self._resolved[place]
@@ -91,14 +91,14 @@ class Resolver:
             self._depth -= 1
 
     def _expand(self, text: str) -> Any:
-        """Return ``text`` with each interpolation replaced. A text that is one interpolation becomes its value."""
+        """Return ``text`` with each interpolation replaced. A text that is a single interpolation becomes its value."""
         found = list(_INTERPOLATION.finditer(text))
         if len(found) == 1 and found[0][0] == text and not found[0]["backslashes"]:
             return self._evaluate(found[0])
         return _INTERPOLATION.sub(lambda one: str(self._evaluate(one)), text)
 
     def _evaluate(self, found: re.Match[str]) -> Any:
-        """Return what stands for an interpolation and the backslashes before it, of which an odd one escapes it."""
+        """Return the replacement of an interpolation and the backslashes before it. An odd number of these escapes it."""
         escapes, escaped = divmod(len(found["backslashes"]), 2)
         if escaped:
             return "\\" * escapes + found[0].lstrip("\\")
@@ -112,7 +112,7 @@ class Resolver:
         return "\\" * escapes + str(value) if escapes else value
 
     def _look_up(self, expression: str) -> Any:
-        """Return the value that ``expression``, the text between the braces, names."""
+        """Return the value of ``expression``, the text between the braces."""
         resolver, colon, arguments = expression.strip().partition(":")
         name, comma, default = (part.strip() for part in arguments.partition(","))
         if not colon:
@@ -126,7 +126,7 @@ class Resolver:
         raise InterpolationError(f"{resolver!r} is not supported")
 
     def _absolute(self, name: str) -> str:
-        """Return the place that ``name`` means: ``.seed`` is beside the field being resolved, ``..seed`` a level above."""
+        """Return the place of ``name``. ``.seed`` is next to the field being resolved, and ``..seed`` is a level above."""
         rest = name.lstrip(".")
         around = self._open[-1] if rest != name else ""
         for _ in range(len(name) - len(rest)):
@@ -142,7 +142,7 @@ class Resolver:
         return self._environment[name]
 
     def _spend(self, value: Any) -> None:
-        """Count the characters and values of ``value``, also what it contains several times."""
+        """Count the characters and values of ``value``. Repeated content counts each time."""
         values = [(value, 0)]
         while values:
             item, depth = values.pop()

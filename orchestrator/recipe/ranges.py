@@ -1,4 +1,4 @@
-"""The ranges of single numbers of a recipe. Rules bound what depends on several fields."""
+"""The ranges of single numbers of a recipe. Rules check relations between several fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Interval:
-    """From ``low`` to ``high``, without ``high``, and without ``low`` where ``low_open``. NaN is outside."""
+    """From ``low`` (excluded if ``low_open``) to ``high`` (always excluded). NaN is outside."""
 
     low: float
     high: float = math.inf

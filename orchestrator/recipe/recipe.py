@@ -1,6 +1,6 @@
-"""A recipe: what the user writes. It is checked completely before anything else happens.
+"""A recipe, which the user writes. It is checked completely before anything else happens.
 
-Every problem is reported at once, each with file, line, field, value and fix. docs/recipes.md describes the format.
+All problems are reported at once, each with file, line, field, value and fix. docs/recipes.md describes the format.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from orchestrator.recipe.source_fields import SourceFields, Tree, leaves, read_f
 from orchestrator.recipe.yaml_reader import dump, find_yaml, suggest_yaml
 
 MOST_RUNS = 100_000
-"""A larger sweep is a mistake: its plan alone would take hundreds of megabytes."""
+"""A larger sweep is rejected as a mistake. Its plan alone would take hundreds of megabytes."""
 _SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
 _FOLDERS = (Path("recipes"), _SHIPPED)
 
 QUICK_CHECKS = 5
-"""Step checks of a quick sweep whose recipe does not say how many."""
+"""The number of step checks in a quick sweep if the recipe does not give it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A recipe with every field checked. Trees hold plain values, in this project's spelling."""
+    """A recipe whose fields are all checked. Trees contain plain values, in this project's spelling."""
 
     name: str
     file: Path
@@ -41,30 +41,30 @@ class Recipe:
     repeats: int | str
     """A number, or "auto"."""
     perturbed: bool = False
-    """Whether each workload has one more eager run, whose first layer's output is moved by one unit in the last place."""
+    """Whether each workload has an additional eager run, perturbed by one unit in the last place (RunSpec.perturbed)."""
     step_checks: int = 0
     """How many steps of each graphed run are also computed uncaptured."""
     cluster: str
-    """The profile of a Slurm cluster. A plan for this host ignores it."""
+    """The name of a Slurm cluster's profile. A plan for this host ignores it."""
     equivalence: Margins
     wandb: Tracking
     text: str
     """The recipe with its overrides, as YAML, followed by the fields of its presets as comments."""
     presets: Mapping[str, Tree] = field(default_factory=dict)
-    """The model presets that it names, by name."""
+    """The model presets that the recipe names, by name."""
     tracking: OtherTrackers = field(default_factory=OtherTrackers)
 
 
 def recipe_names() -> list[str]:
-    """Return the names of recipes in ./recipes and of those that ship."""
+    """Return the names of the recipes in ./recipes and of the shipped ones."""
     return sorted({path.stem for folder in _FOLDERS for path in folder.glob("*.yaml")})
 
 
 def find_recipe(written: Path) -> Path:
-    """Return the file that ``written`` names: itself, else the recipe of that name in ./recipes or that ships.
+    """Return the file that ``written`` names: a path, or the name of a recipe in ./recipes or of a shipped one.
 
     Raises:
-        InputError: there is neither.
+        InputError: there is no such file or recipe.
     """
     found = written if os.path.lexists(written) else find_yaml(str(written).removesuffix(".yaml"), _FOLDERS)
     if found is None:
@@ -77,7 +77,7 @@ def load(written: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Load the recipe that ``written`` names, with ``overrides`` (OmegaConf dotlist: ``training.steps=50``).
 
     Raises:
-        InputError: with every problem of the recipe.
+        InputError: the recipe has problems. The error lists all of them.
     """
     path = find_recipe(written)
     source = read_fields(path, overrides)
@@ -136,7 +136,7 @@ def _load_preset(name: str, place: str, folders: Sequence[Path], source: SourceF
 
 
 def _presets_as_comments(presets: Mapping[str, Tree]) -> str:
-    """Record what the presets hold now: their files may change."""
+    """Return the content of the presets as comments, because their files may change."""
     return "".join(
         f"# model preset {name}:\n" + "".join(f"#   {line}\n" for line in dump(preset).splitlines())
         for name, preset in presets.items()
@@ -167,7 +167,7 @@ def _check_size(axes: Axes, repeats: int, source: SourceFields) -> None:
 
 
 def _check_overrides(axes: Axes, source: SourceFields) -> None:
-    """Reject an override of a field that an axis sets in every cell: it would have no effect."""
+    """Reject an override of a field that an axis sets in every cell, because it would have no effect."""
     for place in sorted(source.override_places & source.fields.keys()):
         for axis, points in axes.items():
             if all(place in dict(leaves(point)) for point in points):

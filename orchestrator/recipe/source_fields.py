@@ -1,8 +1,8 @@
-"""What the user wrote, a YAML file with the command line's overrides, as flat fields with their lines.
+"""A YAML file with the command line's overrides, as flat fields with their lines.
 
-A field's place is its dotted path, whether it was written nested (``training: {steps: 50}``), dotted
-(``training.steps: 50``) or in Megatron's spelling. The axes of a sweep have places too (``sweep.grid.training.seed``).
-Lists are values. An override replaces what the file has at its place.
+A field's place is its dotted path, whether the user wrote it nested (``training: {steps: 50}``), dotted (``training.steps:
+50``) or in Megatron's spelling. The axes of a sweep have places too (``sweep.grid.training.seed``). Lists are values. An
+override replaces the file's value at its place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SourceFields:
     override_places: set[str] = field(default_factory=set)
     """Places that the command line sets."""
     secrets: Secrets = field(default_factory=Secrets)
-    """Those of this shell. No message shows one."""
+    """The secrets of this shell. Messages never show them."""
 
     @property
     def text(self) -> str:
@@ -46,7 +46,7 @@ class SourceFields:
         return dump(_nest(self.fields))
 
     def problem(self, place: str, value: Any, message: str, fix: str) -> None:
-        """Add a problem of the ``value`` at ``place``."""
+        """Add a problem with the ``value`` at ``place``."""
         shown = "***" if self.secrets.holds(place, value) else value
         self.problem_at(place, message, fix, f" = {_abbreviate(shown)}")
 
@@ -55,7 +55,7 @@ class SourceFields:
         self.problems.append(Problem(where, self.secrets.hide(message), fix))
 
     def raise_problems(self) -> None:
-        """Raise InputError with all problems, if there are any: those of this file, by line, before others."""
+        """Raise InputError with all problems, if any: problems of this file first, by line."""
         if self.problems:
             raise InputError(sorted(self.problems, key=self._position))
 
@@ -108,7 +108,7 @@ def read_fields(path: Path, overrides: Sequence[str] = (), *, interpolate: bool 
 
 
 def flatten(values: Mapping[str, Any]) -> tuple[Tree, list[tuple[str, Any, str, str]]]:
-    """Return nested ``values`` as flat fields, and those given twice (place, value, message, fix)."""
+    """Return nested ``values`` as flat fields, and the fields that are given twice as (place, value, message, fix)."""
     fields: Tree = {}
     sections: set[str] = set()
     repeated = []
@@ -116,7 +116,7 @@ def flatten(values: Mapping[str, Any]) -> tuple[Tree, list[tuple[str, Any, str, 
         place = canonical_place(written)
         if place == "model" and isinstance(value, str):
             place = "model.preset"
-        # An axis over a section does not contain the axes over its fields. Axes are compared by the fields they set.
+        # An axis over a section does not contain axes over its fields. Axes are compared by the fields that they set.
         outer_places = [outer for outer in _outer_places(place) if not outer.startswith("sweep.grid.")]
         if place in fields or place in sections or any(outer in fields for outer in outer_places):
             repeated.append((written, value, f"{place} is given twice", "keep one of them"))
@@ -136,7 +136,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _nest(fields: Mapping[str, Any]) -> Tree:
-    """Nest flat fields as a recipe does: by section, and axes by their whole names under ``sweep: grid:``."""
+    """Nest flat fields as a recipe does: fields by section, and axes with their whole names under ``sweep: grid:``."""
     tree: Tree = {}
     for place, value in fields.items():
         *outer, name = _split(place)
@@ -177,8 +177,11 @@ def _parse_override(override: str, secrets: Secrets) -> list[tuple[str, Any]]:
 
 
 def _override(fields: Tree, place: str, value: Any) -> None:
-    """Put ``value`` at ``place``. It replaces what is there, what is below, and a value that stands for the section
-    around it. A null in the sweep removes axes: ``sweep=null`` leaves one cell."""
+    """Set ``value`` at ``place``.
+
+    It replaces the value there, all values below, and a value in place of the section around it. A null in the sweep removes
+    axes: ``sweep=null`` leaves one cell.
+    """
     for other in list(fields):
         is_around = place.startswith(f"{other}.") and not other.startswith("sweep.grid.")
         if is_around or other.startswith(f"{place}."):
@@ -190,10 +193,10 @@ def _override(fields: Tree, place: str, value: Any) -> None:
 
 
 def _resolve(source: SourceFields) -> None:
-    """Resolve the interpolations in the fields. Remove the fields where that fails.
+    """Resolve the interpolations in the fields. Remove fields with a wrong interpolation.
 
     Raises:
-        InputError: interpolations stand for more values than any recipe needs.
+        InputError: the results of interpolations are larger than any recipe needs.
     """
     if not any("${" in str(value) for value in source.fields.values()):
         return
@@ -206,7 +209,7 @@ def _resolve(source: SourceFields) -> None:
             source.problem(place, value, str(error), error.fix)
             if resolver.exhausted:
                 source.raise_problems()
-    # An interpolation may stand for a section.
+    # The value of an interpolation may be a section.
     source.fields = flatten(_nest(resolved))[0]
 
 

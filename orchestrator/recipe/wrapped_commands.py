@@ -1,4 +1,4 @@
-"""The recipe that compares two command lines: their common words, and those in which they differ. Pure."""
+"""The recipe that compares two command lines, made from their common words and the words that differ. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from orchestrator.recipe.yaml_reader import dump
 
 @dataclass(frozen=True)
 class WrappedCommands:
-    """Two command lines, as in a shell, and what every run gets."""
+    """Two command lines, as in a shell, and the settings of their runs."""
 
     eager: str
     graphed: str
     workdir: str
     code: str
-    """Digest of the program's files: a changed program is another sweep."""
+    """The digest of the program's files. A changed program makes another sweep."""
     steps: int
     repeats: int
     ranks: int
@@ -31,7 +31,7 @@ class WrappedCommands:
 
     @property
     def scripts(self) -> tuple[str, str]:
-        """The script that each command runs; "" where none can be seen."""
+        """The script that each command runs; "" if the command does not show it."""
         return script_of(_words("--eager", self.eager)), script_of(_words("--graphed", self.graphed))
 
     @property
@@ -81,6 +81,6 @@ def _words(option: str, command: str) -> Sequence[str]:
 
 
 def _alike(*commands: Sequence[str]) -> list[Sequence[str]]:
-    """Return both commands behind ``env`` if one begins with variables, since no shell reads them."""
+    """Return the commands. If one begins with variables, put ``env`` before both, because no shell reads them."""
     before = ["env"] if any("=" in words[0] for words in commands) else []
     return [[*before, *words] for words in commands]

@@ -1,7 +1,7 @@
 """A YAML file as plain values, with the line of every key, so that messages can name it.
 
-PyYAML silently keeps the last of two equal keys and stops at the first flaw it sees. This module collects the flaws of
-a file: repeated keys, keys that are not text, tags. Only text that is not YAML at all ends the reading.
+PyYAML silently keeps the last of two equal keys, and stops at the first flaw. This module collects all flaws of a file:
+repeated keys, keys that are not text, tags. It stops only at text that is not YAML.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ EXAMPLES = f"{PROGRAM} init recipe prints a recipe that works, init profile a pr
 MOST_BYTES = 16 << 20
 MOST_NESTED = 50
 MOST_VALUES = 1_000_000
-"""Counts an alias as often as it is used: a few lines of aliases can expand to billions of values. Each 64 characters of a text
-count as one more."""
+"""The most values of a file. An alias counts each time it is used, because a few lines of aliases can expand to billions of
+values. Every 64 characters of a text count as one more value."""
 
-# libyaml is ten times as fast, where PyYAML was built with it.
+# If PyYAML was built with libyaml, that is ten times as fast.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _TAG = "tag:yaml.org,2002:"
@@ -88,7 +88,7 @@ def find_yaml(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def suggest_yaml(name: str, folders: Sequence[Path]) -> str:
-    """Return the folders, and the closest name that :func:`find_yaml` finds there, else all of them."""
+    """Return a text with the folders, and the closest name or all names that :func:`find_yaml` finds there."""
     names = {path.stem for folder in folders for path in folder.glob("*.yaml")}
     looked = " and ".join(dict.fromkeys(map(str, folders)))
     return f"looked in {looked}; {suggestion(name, names) or 'there is none'}"
@@ -168,7 +168,7 @@ class _Walk:
         """Return the number of values in ``node``. An alias may have visited it before."""
         if id(node) in self._sizes:
             return self._sizes[id(node)]
-        # Until its size is known: an alias that meets the node again is inside it.
+        # The size is not known yet. An alias that refers to the node meanwhile is inside it.
         self._sizes[id(node)] = MOST_VALUES + 1
         self._check_tag(node, place)
         size = 1 + len(node.value) // 64 if isinstance(node, yaml.ScalarNode) else 1
@@ -205,7 +205,7 @@ class _Walk:
         return list(pairs.values())
 
     def _check_tag(self, node: yaml.Node, place: str) -> None:
-        """Read dates as text. Reject the tags of all but plain values."""
+        """Treat dates as text. Reject all tags except those of plain values."""
         if node.tag in _PLAIN:
             return
         if node.tag != _TAG + "timestamp":

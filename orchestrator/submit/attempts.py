@@ -1,4 +1,4 @@
-"""Decide which attempts a submission begins, and place them. Pure."""
+"""Decide which attempts a submission begins, by bundle. Pure."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from orchestrator.targets.job_request import limits_of
 from orchestrator.targets.slurm_cluster import Cluster, Target
 
 Policy = Literal["new", "unfinished", "failed", "infrastructure"]
-"""Which runs a submission may begin. "new": runs that never began. "unfinished": also runs that were interrupted or
-cancelled, or whose infrastructure failed. "failed": also runs that failed by themselves. "infrastructure": what a watching
-command retries without being asked."""
+"""The runs that a submission may begin. "new": runs that never began. "unfinished": also runs that were interrupted or
+cancelled, or whose infrastructure failed. "failed": also runs that failed by themselves. "infrastructure": the runs that a
+watching command retries by itself."""
 MOST_ATTEMPTS = 3
-"""How many attempts a run gets when its infrastructure keeps failing and nobody asks for more."""
+"""The number of attempts that a run gets by itself if its infrastructure keeps failing."""
 
 
 def attempts_to_begin(
     plan: Plan, states: Mapping[str, RunState], target: Target, policy: Policy
 ) -> tuple[BundleOrder, ...]:
-    """Return the attempts to start now, by bundle, without bundles that a job works on, or whose job waits.
+    """Return the attempts to start now, by bundle. Leave out bundles whose job runs or waits.
 
-    A living supervisor on a host takes over what is ordered in addition to what it has begun or will begin. A bundle of runs
-    that no verdict has needed yet has no states, and is left out.
+    A living supervisor on a host takes over additional orders. A bundle that no verdict has needed yet has no states and is
+    left out.
 
     Raises:
-        InputError: ``target`` cannot hold one of them: it has changed since the plan was made, or is another.
+        InputError: ``target`` cannot run one of them, because it has changed since the plan was made or is another target.
     """
     cells = plan.cell_of_run()
     made = []
@@ -46,7 +46,7 @@ def attempts_to_begin(
         if policy == "infrastructure":
             wanted -= {run_id for run_id in wanted if _is_failure_of_its_own(states[run_id])}
         if wanted - alive:
-            # The order replaces the one on disk.
+            # The order replaces the one on disk, so it must repeat queued attempts.
             wanted = (wanted - alive) | {run_id for run_id in alive if states[run_id].name == "QUEUED"}
             schedule = tuple((r, states[r].next_attempt) for r in bundle.run_ids if r in wanted)
             made.append(_order(bundle, schedule, [cells[r] for r, _ in schedule], target, plan))
@@ -68,7 +68,7 @@ def _may_begin(state: RunState, policy: Policy) -> bool:
 
 
 def _may_begin_unasked(state: RunState) -> bool:
-    """Whether nodes, network or scheduler ended the run, or kept it from starting, and nobody cancelled it."""
+    """Return whether nodes, network or scheduler ended the run or kept it from starting, and nobody cancelled it."""
     if _is_result(state) or state.name == "CANCELLED":
         return False
     if state.abandoned:
@@ -78,17 +78,20 @@ def _may_begin_unasked(state: RunState) -> bool:
 
 
 def _is_result(state: RunState) -> bool:
-    """Whether the end is the run's own, and not its infrastructure's."""
+    """Return whether the run ended by itself, not because of its infrastructure."""
     return state.outcome is not None and not state.outcome.is_infrastructure
 
 
 def _is_failure_of_its_own(state: RunState) -> bool:
-    """Whether the run failed by its own fault. It is not retried unasked, even with a partner: a success would hide it."""
+    """Return whether the run failed by its own fault. It is not retried unasked, even with a partner.
+
+    A later success would hide the failure.
+    """
     return _is_result(state) and state.outcome is not None and not state.outcome.results_intact
 
 
 def _with_partners(bundle: PlannedBundle, cells: Mapping[str, Cell], wanted: set[str]) -> set[str]:
-    """Return ``wanted`` with the runs that must share its allocation, since speed is compared within one only.
+    """Return ``wanted`` and the runs that must share an allocation with them, because speed is compared only within one.
 
     These are the eager run of each repeat with a wanted graphed run, and all graphed runs of a repeat whose eager run is
     wanted.

@@ -1,4 +1,4 @@
-"""The batch scripts that `plan` shows, with the command that would start the ranks."""
+"""The batch scripts that `plan` shows, with the command that starts the ranks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ TOKEN, LANE, RUN, BUNDLES = "TOKEN", "LANE", "RUN", "BUNDLES"
 class BatchScript:
     text: str
     bundles: tuple[str, ...]
-    """Ids of all bundles that it is submitted for."""
+    """The ids of all bundles that the script submits."""
     calls: int
-    """How many calls of sbatch get it: a job array has a greatest length, and each lane has its own arrays."""
+    """The number of sbatch calls with this script. There may be several: array lengths are limited, and each lane has
+    arrays."""
     srun: str
     """The command that starts the ranks of each run in the job."""
 
@@ -38,7 +39,7 @@ def batch_scripts(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> tuple[Batc
 
 
 def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[BatchScript]:
-    # Imported here: submitit takes long to load, and a plan for this host does not need it.
+    # Imported here because submitit takes long to load, and a plan for this host does not need it.
     from launch.supervise.slurm_step import srun_command
     from orchestrator.submit.job_arrays import count_lanes, form_arrays
     from orchestrator.submit.slurm_queue import lane_name

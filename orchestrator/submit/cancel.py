@@ -1,7 +1,7 @@
-"""Cancel runs of a sweep: all that run or wait, or chosen ones.
+"""Cancel runs of a sweep: all runs that run or wait, or chosen ones.
 
-The file ``cancel`` makes supervisors end their runs as CANCELLED. A Slurm job that waits has no supervisor, and gets
-scancel. So does, in the end, a job whose supervisor did not react.
+The file ``cancel`` makes supervisors end their runs as CANCELLED. A waiting Slurm job has no supervisor, so scancel ends it.
+scancel also ends a job whose supervisor does not react.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ENDED_SECONDS = 120.0
 """How long Slurm may take to end a job: KillWait, 30 s by default, and the site's epilog."""
 POLL_SECONDS = 0.2
 MOST_IDS = 500
-"""How many jobs one scancel gets."""
+"""The most jobs per call of scancel."""
 
 
 def choose(plan: Plan, wanted: Sequence[str]) -> frozenset[str] | None:
-    """Return the runs that ``wanted`` names by their ids or by prefixes of them; None (all runs) where it is empty.
+    """Return the runs that ``wanted`` names by ids or prefixes of ids, or None (all runs) if it is empty.
 
     Raises:
         InputError: a prefix matches no run, or several.
@@ -57,10 +57,10 @@ def choose(plan: Plan, wanted: Sequence[str]) -> frozenset[str] | None:
 def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> tuple[list[str], dict[str, RunState]]:
     """Cancel ``chosen`` runs (None: all) and wait until they have ended.
 
-    Return those that were cancelled, and the state of every run of ``plan`` afterwards.
+    Return the cancelled runs, and the state of every run of ``plan`` afterwards.
 
     Raises:
-        SystemFault: some have not ended, or Slurm does not answer.
+        SystemFault: some runs have not ended, or Slurm does not answer.
     """
     scheduler = JobMonitor()
     with order_lock(sweep):
@@ -89,8 +89,10 @@ def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> tupl
 
 
 def scancel(job_ids: Sequence[str]) -> None:
-    """Cancel jobs by their ids. A filter (``--state``) cannot be added: with one and an element's id, scancel of Slurm
-    22.05 ends every waiting element of the array.
+    """Cancel jobs by their ids.
+
+    A filter (``--state``) cannot be used: given a filter and an element's id, scancel of Slurm 22.05 ends every waiting element
+    of the array.
 
     Raises:
         SystemFault: scancel fails.
@@ -103,7 +105,7 @@ def scancel(job_ids: Sequence[str]) -> None:
 
 
 def _write_cancellation(bundle: BundlePaths, run_ids: set[str] | None) -> None:
-    """Cancel ``run_ids`` (None: all) in addition to the runs that are cancelled already."""
+    """Cancel ``run_ids`` (None: all) in addition to the runs that are already cancelled."""
     before = read_cancellation(bundle)
     everything = run_ids is None or (before is not None and not before.run_ids)
     write_json(bundle.cancel, None if everything else sorted({*(run_ids or ()), *(before.run_ids if before else ())}))
@@ -111,17 +113,17 @@ def _write_cancellation(bundle: BundlePaths, run_ids: set[str] | None) -> None:
 
 @dataclass(frozen=True)
 class CancelledJobs:
-    """The runs to cancel, and the jobs that have no other runs."""
+    """The runs to cancel, and the bundles whose jobs have no other runs."""
 
     sweep: SweepPaths
     scheduler: JobMonitor
     chosen: frozenset[str] | None
-    """None is every run and every job."""
+    """None means every run and every job."""
     bundles: frozenset[str]
-    """Bundles in which every run that runs or waits is chosen."""
+    """The bundles in which all runs that run or wait are chosen."""
 
     def job_ids(self, jobs: Jobs, stage: Stage | None = None) -> list[str]:
-        """Return the jobs that squeue lists and that have not ended; with ``stage`` only those in it.
+        """Return the ids of jobs that squeue lists and that have not ended, with ``stage`` only those in this stage.
 
         An array element that was cancelled before it started leaves no trace in squeue or sacct.
         """

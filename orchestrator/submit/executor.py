@@ -15,14 +15,14 @@ Executor = Literal["slurm", "local", "debug"]
 
 ANSWER_SECONDS = 30.0
 _UNCONFIGURED = "Could not establish a configuration source"
-"""What Slurm's commands print (20.02 and later) where they are installed but no cluster is configured."""
+"""The message of Slurm's commands (20.02 and later) if they are installed but no cluster is configured."""
 
 
 def resolve_executor(name: ExecutorName) -> Executor:
-    """Return the executor for ``name``: "auto" is Slurm where it answers, else this host.
+    """Return the executor for ``name``: "auto" is Slurm if it answers, otherwise this host.
 
     Raises:
-        InputError: ``name`` is "slurm", and Slurm does not answer.
+        InputError: ``name`` is "slurm", but Slurm does not answer.
     """
     if name in ("local", "debug"):
         return name
@@ -36,21 +36,21 @@ def resolve_executor(name: ExecutorName) -> Executor:
 
 
 def silence() -> str:
-    """Return why Slurm does not answer; empty where it does."""
+    """Return why Slurm does not answer; empty if it does."""
     return str(_check_slurm() or "")
 
 
 def outage() -> str:
-    """Return why Slurm does not answer; empty where it answers, or where this host is not set up for Slurm."""
+    """Return why Slurm does not answer; empty if it does, or if this host is not set up for Slurm."""
     unanswered = _check_slurm()
     return "" if unanswered is None or unanswered.for_good else str(unanswered)
 
 
 def check_executor(plan: Plan, executor: Executor) -> None:
-    """Check that a plan continues where it was made.
+    """Check that a plan continues on the kind of target for which it was made.
 
     Raises:
-        InputError: it was made for a host and would continue under Slurm, or the reverse.
+        InputError: it was made for a host and would continue under Slurm, or the other way round.
     """
     where = {"slurm": "a Slurm cluster", "host": "a host"}
     now: Literal["host", "slurm"] = "slurm" if executor == "slurm" else "host"
@@ -63,9 +63,9 @@ def check_executor(plan: Plan, executor: Executor) -> None:
 
 @cache
 def _check_slurm() -> Unanswered | None:
-    """Return why Slurm does not answer on this host, None where it does. It is asked once.
+    """Return why Slurm does not answer on this host, or None if it does. Slurm is asked only once.
 
-    ``for_good`` is set where this host is not set up for Slurm.
+    ``for_good`` is set if this host is not set up for Slurm.
     """
     if shutil.which("sbatch") is None:
         return Unanswered("there is no sbatch on PATH", for_good=True)

@@ -1,8 +1,8 @@
 """Decide which bundles one call of sbatch submits, and which of them wait for each other. Pure.
 
-Bundles with equal requests form a job array. Under the profile's limits the arrays are spread over lanes, which run one
-job at a time each: ``%1`` limits an array to one element, and ``--dependency=singleton`` on the lane's name orders its
-arrays. Slurm enforces this even when no command of ours runs.
+Bundles with equal requests form a job array. If the profile has limits, the arrays are spread over lanes. A lane is a chain of
+arrays that runs one job at a time: ``%1`` limits an array to one element, and ``--dependency=singleton`` on the lane's name
+orders its arrays. Slurm enforces this even if no command of ours runs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Array:
     request: JobRequest
     bundles: tuple[str, ...]
     lane: int | None = None
-    """None without limits."""
+    """None if there are no limits."""
 
 
 def count_lanes(widest: int, max_nodes: int | None, max_jobs: int | None) -> int | None:
-    """Return how many lanes stay within the limits, whichever bundles run at once; None without limits.
+    """Return the number of lanes that stays within the limits for any bundles at once, or None without limits.
 
-    ``widest`` is the number of nodes of the sweep's widest bundle, also if it is submitted at another time.
+    ``widest`` is the number of nodes of the sweep's widest bundle, even if it is submitted at another time.
 
     Raises:
         InputError: that bundle alone exceeds ``max_nodes``.
@@ -43,9 +43,9 @@ def count_lanes(widest: int, max_nodes: int | None, max_jobs: int | None) -> int
 
 
 def form_arrays(requests: Mapping[str, JobRequest], loads: Sequence[float] | None, most: int) -> tuple[Array, ...]:
-    """Return arrays of at most ``most`` elements; below 2 each bundle is a job of its own.
+    """Return arrays of at most ``most`` elements. If ``most`` is below 2, each bundle is a job of its own.
 
-    ``loads`` is the minutes of work that each lane already has; None submits without lanes.
+    ``loads`` has the minutes of work that each lane already has. None means no lanes.
     """
     # A site without job arrays sets 0.
     most = max(1, most)
@@ -56,7 +56,7 @@ def form_arrays(requests: Mapping[str, JobRequest], loads: Sequence[float] | Non
 
 
 def _spread(requests: Mapping[str, JobRequest], loads: Sequence[float]) -> list[list[str]]:
-    """Return the bundles of each lane: the longest bundle first, each to the lane that is free first."""
+    """Return the bundles of each lane. Assign the longest bundle first, and each bundle to the lane that is free first."""
     lanes: list[list[str]] = [[] for _ in loads]
     free = [(load, lane) for lane, load in enumerate(loads)]
     heapq.heapify(free)

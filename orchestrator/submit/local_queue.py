@@ -1,6 +1,6 @@
 """This host's queue: a separate process that starts a sweep's bundles as slots become free.
 
-The sweep continues when the command that started it has ended. How a bundle ended follows from its records alone.
+The sweep continues after the command that started it has ended. The records alone show how a bundle ended.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ POLL_SECONDS = 0.3
 START_SECONDS = 60.0
 """How long a queue may take to lock queue.lock."""
 MOST_STARTS = 3
-"""How often in a row a bundle may start without starting an attempt before the queue gives it up."""
+"""How often a bundle may start in a row without starting an attempt. Then the queue gives up on it."""
 
 
 def start_queue(sweep: SweepPaths) -> None:
-    """Start this host's queue for ``sweep`` unless it runs.
+    """Start this host's queue for ``sweep`` unless it already runs.
 
     Raises:
-        SystemFault: it did not start.
+        SystemFault: the queue did not start.
         EnvironmentFault: this host has no folder for slots.
     """
     slot_folders()
@@ -46,7 +46,7 @@ def start_queue(sweep: SweepPaths) -> None:
 
 
 def has_pending(sweep: SweepPaths) -> bool:
-    """Whether an ordered attempt was not started, and no living supervisor will start it."""
+    """Return whether an ordered attempt has not started, and no living supervisor will start it."""
     return any(bundle.unbegun and not bundle.alive for bundle in _open_bundles(sweep))
 
 
@@ -64,7 +64,7 @@ def run_in_foreground(sweep: SweepPaths) -> None:
             try:
                 supervisor.wait()
             except KeyboardInterrupt:
-                # It ends its run as CANCELLED.
+                # The supervisor ends its run as CANCELLED.
                 supervisor.terminate()
                 supervisor.wait()
                 raise
@@ -90,7 +90,7 @@ def _environment() -> dict[str, str]:
 
 
 def _wait_for_queue(sweep: SweepPaths, queue: subprocess.Popen[bytes]) -> None:
-    """Wait until the queue holds its lock, or has done everything and ended."""
+    """Wait until the queue holds its lock, or has finished all work and ended."""
     deadline = time.monotonic() + START_SECONDS
     while holder(sweep.queue_lock) is None:
         code = queue.poll()
@@ -126,7 +126,7 @@ class _OpenBundle:
 
 
 class Queue:
-    """Start a sweep's bundles as slots of this host become free."""
+    """Starts a sweep's bundles as slots of this host become free."""
 
     def __init__(self, sweep: SweepPaths) -> None:
         self._sweep = sweep
@@ -139,7 +139,7 @@ class Queue:
         return bool(busy or ready)
 
     def run_until_empty(self) -> None:
-        """Start bundles until every ordered attempt was started, or cannot be, and no supervisor lives."""
+        """Start bundles until no ordered attempt can be started any more and no supervisor lives."""
         while True:
             begun = time.monotonic()
             busy, ready = self._look()
@@ -147,7 +147,7 @@ class Queue:
                 return
             used = sum(bundle.order.slots for bundle in busy)
             for bundle in ready:
-                # A bundle that needs more slots than there are starts alone, and its supervisor reports it.
+                # A bundle that needs more slots than the host has starts alone, and its supervisor reports this.
                 if not used or used + bundle.order.slots <= len(bundle.order.slot_names):
                     self._start(bundle)
                     used += bundle.order.slots
@@ -178,7 +178,7 @@ def _open_bundles(sweep: SweepPaths) -> Iterator[_OpenBundle]:
     for paths in bundles(sweep):
         order = read_order(paths)
         if order is None or order.step is not None:
-            # Nothing is ordered, or it is Slurm's.
+            # Nothing is ordered, or the order is for Slurm.
             continue
         alive = holder(paths.lock) is not None
         unbegun = _unbegun(paths, order.schedule)
@@ -202,7 +202,8 @@ def main(folder: str) -> int:
     sweep = SweepPaths(Path(folder).resolve())
     queue = Queue(sweep)
     try:
-        # A command that orders more may see this queue alive just before it ends, so look for work again after the lock.
+        # A command that orders more may see this queue alive just before it ends. So look for work again after releasing the
+        # lock.
         while queue.has_work():
             lock = Lock.try_acquire(sweep.queue_lock)
             if lock is None:

@@ -1,8 +1,8 @@
 """Submit bundles to Slurm, each exactly once, even if a command dies while it submits.
 
-A submission is on disk, without a job id, before sbatch is called. A later command that finds such a record asks Slurm
-for jobs of its name before it submits anything. So does this one where sbatch fails. Jobs need no command to live: what
-they run is on disk before sbatch is called too.
+A submission is on disk, without a job id, before sbatch is called. A later command that finds such a record asks Slurm for jobs
+of its name before it submits anything. This command does the same if sbatch fails. Jobs do not need a living command, because
+their orders are also on disk before sbatch is called.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from orchestrator.targets.profile import Profile
 from orchestrator.targets.slurm_cluster import Cluster
 
 POLL_SECONDS = 0.5
-"""Between two looks at Slurm's last answer while it is not certain enough."""
+"""The time between two checks of Slurm's last answer while it is not certain enough."""
 FIND_SECONDS = 2.0
-"""Between two searches for a job whose id is not recorded."""
+"""The time between two searches for a job whose id is not recorded."""
 SBATCH_SECONDS = 60.0
-"""How long to wait for an earlier command's sbatch. On another host it cannot be seen, and is given as long."""
+"""How long to wait for an earlier command's sbatch. On another host it is not visible, so this time is always waited."""
 ARRIVAL_SECONDS = 10.0
-"""How long a request may still be on its way to Slurm after its sbatch has ended: Slurm's default MessageTimeout."""
+"""How long a request may be on its way to Slurm after its sbatch has ended (Slurm's default MessageTimeout)."""
 
 _UNREACHED = re.compile(
     "unable to contact|connection (refused|failure)|find an address|munge|standby mode|temporarily unable",
     re.IGNORECASE,
 )  # fmt: skip
-"""sbatch's messages where Slurm is at fault, and not the request."""
+"""The messages of sbatch if Slurm is at fault, not the request."""
 
 
 # --- what earlier commands left behind ------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ _UNREACHED = re.compile(
 def poll_jobs(sweep: SweepPaths, scheduler: JobMonitor) -> Jobs:
     """Return the jobs that ``sweep`` may still have, certain enough to decide what to submit.
 
-    Slurm is not called where the sweep has no such job. One command at a time may call this.
+    Slurm is not called if the sweep has no such job. Only one command at a time may call this.
 
     Raises:
         SystemFault: Slurm does not answer, or an sbatch of an earlier command still runs.
@@ -72,7 +72,7 @@ def poll_jobs(sweep: SweepPaths, scheduler: JobMonitor) -> Jobs:
 
 
 def _is_certain(sweep: SweepPaths, submissions: Sequence[Submission], jobs: Jobs) -> bool:
-    """Whether every job is known, and none is doubtful whose runs have not ended."""
+    """Return whether every job is known, and no job with unfinished runs is doubtful."""
     if any(jobs.of(job_id) is None for submission in submissions for job_id in submission.job_ids()):
         return False
     if not jobs.doubtful:
@@ -95,9 +95,9 @@ def _adopt(sweep: SweepPaths, scheduler: JobMonitor) -> None:
 
 
 def _await_job(sweep: SweepPaths, submission: Submission, scheduler: JobMonitor) -> str | None:
-    """Return the job of a submission without a job id; None once there is none and none can arrive any more."""
+    """Return the job of a submission without a job id, or None once no job exists and none can arrive any more."""
     here = submission.host == socket.gethostname()
-    # From now on: the clock may have been set since the call of sbatch, and that of another host is not this one's.
+    # Wait from now on: the clock may have been set since sbatch was called, and another host has another clock.
     certain_at = time.monotonic() + (ARRIVAL_SECONDS if here else SBATCH_SECONDS)
     while True:
         _wait_for_sbatch(submission.folder(sweep))
@@ -109,7 +109,7 @@ def _await_job(sweep: SweepPaths, submission: Submission, scheduler: JobMonitor)
 
 
 def _find_job(sweep: SweepPaths, submission: Submission, scheduler: JobMonitor) -> str | None:
-    """Return the job of that name that squeue or sacct lists, and that no other submission has; None without one."""
+    """Return the job that squeue or sacct lists under the submission's name and no other submission has, or None."""
     known = {other.job_id for other in read_submissions(sweep)}
     return max(set(scheduler.find(submission.name, submission.time)) - known, key=int, default=None)
 
@@ -133,7 +133,7 @@ def _find_sbatch(folder: Path) -> int | None:
         try:
             words = path.read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            # It has ended, or is another user's.
+            # The process has ended, or belongs to another user.
             continue
         if any(word.startswith(script) for word in words):
             return int(path.parent.name)
@@ -151,7 +151,7 @@ def enqueue(
     scheduler: JobMonitor,
     exclude: Sequence[str],
 ) -> Sequence[str]:
-    """Submit ``orders`` to Slurm. Avoid the nodes in ``exclude`` where other nodes suffice; return those avoided.
+    """Submit ``orders`` to Slurm. Avoid the nodes in ``exclude`` if other nodes suffice, and return the avoided ones.
 
     Raises:
         InputError: Slurm rejects the profile's request, or a limit in the profile is too low for any job.
@@ -180,7 +180,7 @@ def lane_name(sweep: SweepPaths, plan: Plan, lane: int) -> str:
 
 
 def _loads(sweep: SweepPaths, plan: Plan, lanes: Sequence[str], cluster: Cluster, scheduler: JobMonitor) -> list[float]:
-    """Return the most minutes of work that each lane already has."""
+    """Return the minutes of work that each lane already has, at most."""
     jobs = scheduler.look(open_submissions(sweep))
     minutes = dict.fromkeys(lanes, 0.0)
     for submission in read_submissions(sweep):
@@ -196,7 +196,7 @@ def _loads(sweep: SweepPaths, plan: Plan, lanes: Sequence[str], cluster: Cluster
 def _submit_where_possible(
     sweep: SweepPaths, scheduler: JobMonitor, array: Array, cluster: Cluster, lane: str | None, exclude: Sequence[str]
 ) -> Sequence[str]:
-    """Submit without the nodes in ``exclude``, or with them where sbatch finds no others. Return the nodes avoided."""
+    """Submit without the nodes in ``exclude``, or with them if sbatch finds no others. Return the avoided nodes."""
     try:
         _submit(sweep, scheduler, array, cluster, lane, exclude)
     except Refused as refused:
@@ -221,7 +221,7 @@ def _submit(
     job = BatchJob(sweep, submission.folder(sweep), array, cluster.profile, submission.name, exclude)
     with report_disk_errors(sweep):
         write_submission(sweep, submission, sync=False)
-        # The orders of its bundles too: Slurm must not know more than the disk.
+        # Sync the bundles' orders too, because Slurm must not know more than the disk.
         sync_file_system(sweep.root)
         try:
             job_id = submit_bundles(job)
@@ -234,7 +234,7 @@ def _find_refused(sweep: SweepPaths, submission: Submission, scheduler: JobMonit
     """Return the job that Slurm has although sbatch failed.
 
     Raises:
-        Refused: there is none; or Slurm does not say, which is not certain.
+        Refused: there is no job. If Slurm does not answer, the refusal is not certain.
     """
     try:
         job_id = _find_job(sweep, submission, scheduler)

@@ -1,7 +1,7 @@
-"""The only module that knows submitit, which writes the batch script and calls sbatch.
+"""The only module that uses submitit, which writes the batch script and calls sbatch.
 
-submitit would pickle a function for the job, and load it there. The script starts the supervisor on a bundle.json
-instead, so nothing is pickled. submitit is not asked how a job ended either: the records and Slurm say so.
+By default, submitit pickles a function and loads it in the job. Here the script starts the supervisor on a bundle.json instead,
+so nothing is pickled. submitit is not asked how a job ended either, because records and Slurm show this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SUPERVISOR_STEP = (
     "--nodes=1", "--relative=0", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--overlap", "--mpi=none",
     "--export=ALL",
 )  # fmt: skip
-"""srun's options for the supervisor: one process on the job's first node, which leaves room for the steps of runs."""
+"""srun's options for the supervisor: one process on the job's first node that leaves room for the steps of runs."""
 
 
 _SOCKET_ERRORS = (
@@ -46,14 +46,14 @@ _UNSURE = re.compile(
     "timed out|zero (bytes|length)|missing socket|(send|receive|shutdown) failure|unexpected message|message length"
     f"|header lengths|entire message|authentication|{'|'.join(map(os.strerror, _SOCKET_ERRORS))}", re.IGNORECASE,
 )  # fmt: skip
-"""sbatch's messages where its request may have arrived but no readable answer came (slurm_strerror, 1000 to 1013, 1801 to
-1803 and 5000 to 5005), and those of the system that end a connection under it."""
+"""The messages of sbatch if its request may have arrived but no readable answer came (slurm_strerror, 1000 to 1013, 1801 to
+1803 and 5000 to 5005), and the system's messages for a broken connection."""
 
 
 class Refused(Exception):
-    """sbatch failed; the text is its own message. ``certain``: no request of it is still on its way.
+    """sbatch failed, with this message. ``certain`` is whether none of its requests is still on its way.
 
-    Slurm may have the job all the same, since sbatch may be a site's own program that fails afterwards.
+    Slurm may have the job nevertheless, because sbatch may be a site's own program that fails afterwards.
     """
 
     def __init__(self, words: str, *, certain: bool) -> None:
@@ -63,16 +63,16 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class BatchJob:
-    """One call of sbatch: the supervisors of ``array``'s bundles, as a job array where there are several."""
+    """One call of sbatch: the supervisors of ``array``'s bundles, as a job array if there are several."""
 
     sweep: SweepPaths
     folder: Path
-    """For submitit's files and the job's output, of this call alone."""
+    """The folder for submitit's files and the job's output, only for this call."""
     array: Array
     profile: Profile
     name: str
     exclude: Sequence[str] = ()
-    """Nodes to avoid in addition to those of the profile."""
+    """The nodes to avoid in addition to those in the profile."""
 
 
 def batch_script(job: BatchJob) -> str:
@@ -108,7 +108,7 @@ def _refused(error: Exception) -> Refused:
 
 
 def _supervisor_command(job: BatchJob, python: str) -> str:
-    """Return the command that supervises one bundle: in a job array, the element's own."""
+    """Return the command that supervises one bundle; in a job array, the bundle of the element."""
     folder = shlex.quote(str(job.sweep.bundles.absolute()))
     return f'{python} -u -m launch.supervise.supervisor {folder}/"${{bundles[${{SLURM_ARRAY_TASK_ID:-0}}]}}"'
 
@@ -116,7 +116,7 @@ def _supervisor_command(job: BatchJob, python: str) -> str:
 class _Executor(submitit.SlurmExecutor):
     @classmethod
     def affinity(cls) -> int:
-        """Say that Slurm is here: a batch script is also written where it is not."""
+        """Claim that Slurm is available, because a batch script is also written on hosts without Slurm."""
         return 2
 
 
@@ -135,16 +135,16 @@ def _executor(job: BatchJob) -> submitit.SlurmExecutor:
         dependency="singleton" if in_lane else None,
         array_parallelism=1 if in_lane else len(job.array.bundles),
         signal_delay_s=SIGNAL_SECONDS,
-        # submitit's own default is a key that a site may not know.
+        # submitit's default is a key that a site may not know.
         wckey=None,
-        # After the site's own lines, which may load another Python's modules.
+        # Set PYTHONPATH after the site's own lines, which may load another Python's modules.
         setup=[
             *profile.setup,
             f'export PYTHONPATH={shlex.quote(str(SOURCE))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
             f"bundles=({shlex.join(job.array.bundles)})",
         ],
         srun_args=_SUPERVISOR_STEP,
-        # Attempts are this program's own: a job that Slurm requeues would find its runs started, and start none.
+        # This program makes its own attempts. A job that Slurm requeues would find all its runs started, and start none.
         additional_parameters={"no_requeue": True, **gpu_options(request, profile), **options},
     )
     if len(job.array.bundles) > 1:
@@ -165,8 +165,8 @@ def gpu_options(request: JobRequest, profile: Profile) -> dict[str, str]:
 def _hidden_variables(profile: Profile) -> Iterator[None]:
     """Hide the shell's variables that would override the batch script (SBATCH_TIMELIMIT, SBATCH_JOB_NAME).
 
-    Those that ``profile`` leaves open stay. Inside a Slurm job, the variables about that job's size, step and devices
-    are hidden too, from sbatch and from the new job.
+    Variables for settings that ``profile`` leaves open stay. Inside a Slurm job, also hide the variables about that job's size,
+    step and devices from sbatch and the new job.
     """
     kept = {"SLURM_CONF", *(f"SBATCH_{name.upper()}" for name in SHELL_DEFAULTS if getattr(profile, name) is None)}
     others = _JOB_VARIABLES if "SLURM_JOB_ID" in os.environ else ("SBATCH_",)

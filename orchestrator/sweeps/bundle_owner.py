@@ -1,4 +1,4 @@
-"""Who works on a bundle, or will: a supervisor on this host, this host's queue, or a Slurm job."""
+"""The owner of a bundle, which works on it or will do so: a supervisor on this host, this host's queue, or a Slurm job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.sweeps.store import read_order
 from orchestrator.sweeps.submissions import read_submissions
 
 CANCELLED_STATES = ("CANCELLED", "REVOKED")
-"""States of a job that somebody took away. What it had not started is not started unasked."""
+"""The states of a job that somebody cancelled. Its runs that have not started are not started unasked."""
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class SlurmSubmissions:
     """A bundle's submissions to Slurm."""
 
     job: Job
-    """Of the latest one; or of an earlier one, if that job is alive and the latest is not."""
+    """The job of the latest submission, or of an earlier one if only that job is alive."""
     schedules: Sequence[Sequence[tuple[str, int]]]
-    """The (run_id, attempt) pairs of each one."""
+    """The (run_id, attempt) pairs of each submission."""
 
 
 @dataclass(frozen=True)
 class BundleOwner:
-    """What is known of a bundle. Each file is read when it is first needed: of most bundles little is asked."""
+    """All information about a bundle. Each file is read when first needed, because most bundles need few of them."""
 
     bundle: BundlePaths
     queue_lives: bool
     submissions: SlurmSubmissions | None = None
     planned: Sequence[str] = ()
-    """The bundle's runs in the plan; empty where the caller has no plan."""
+    """The bundle's runs in the plan; empty if the caller has no plan."""
 
     @cached_property
     def sweep(self) -> SweepPaths:
@@ -49,7 +49,7 @@ class BundleOwner:
 
     @cached_property
     def supervisor(self) -> Owner | None:
-        """The living supervisor; None where none lives."""
+        """The living supervisor, or None."""
         return holder(self.bundle.lock)
 
     @cached_property
@@ -71,15 +71,15 @@ class BundleOwner:
 
     @cached_property
     def on_slurm(self) -> bool:
-        """Whether the latest order went to Slurm, and not to this host."""
+        """Whether the latest order went to Slurm instead of this host."""
         return self.submissions is not None and not (self.order is not None and self.order.step is None)
 
     @cached_property
     def lives(self) -> bool:
-        """Whether somebody alive works on the bundle, or will."""
+        """Whether a living supervisor, queue or job works on the bundle or will do so."""
         if self.job is not None and not self.job.ended:
             return True
-        # A lock that a supervisor took on another node always seems to be held.
+        # A lock that a supervisor took on another node always appears to be held.
         return (self.queue_lives or self.supervisor is not None) and not self.on_slurm
 
     @cached_property
@@ -87,16 +87,16 @@ class BundleOwner:
         return read_cancellation(self.bundle)
 
     def cancelled(self, run_id: str) -> bool:
-        """Whether the ordered attempt of the run was cancelled: by ``cancel``, or by somebody's scancel."""
+        """Return whether the ordered attempt of the run was cancelled, by ``cancel`` or by somebody's scancel."""
         by_scancel = self.job is not None and self.job.state in CANCELLED_STATES and self.on_slurm
         return by_scancel or (self._cancellation is not None and self._cancellation.covers(run_id))
 
     def waits(self, run_id: str, started: int) -> bool:
-        """Whether an attempt after number ``started`` is ordered, and somebody alive will start it."""
+        """Return whether an attempt after number ``started`` is ordered, and a living owner will start it."""
         return self.lives and not self.cancelled(run_id) and self._is_due(run_id, started)
 
     def has_abandoned(self, run_id: str, started: int) -> bool:
-        """Whether the job has ended without starting the attempt that was ordered after number ``started``."""
+        """Return whether the job has ended without starting the attempt that was ordered after number ``started``."""
         return not self.lives and self.on_slurm and self._is_due(run_id, started)
 
     def _is_due(self, run_id: str, started: int) -> bool:
@@ -115,25 +115,25 @@ class BundleOwner:
         return read_beginnings(self.bundle)
 
     def runs(self, run_id: str, number: int) -> bool:
-        """Whether the living supervisor, if there is one, may have begun the attempt, and not one before it."""
+        """Return whether a supervisor lives that may have begun this attempt, instead of an earlier supervisor."""
         began = self.beginnings.get((run_id, number))
         return self.supervisor is not None and (began is None or self.supervisor in (began.supervisor, UNNAMED))
 
     def was_requeued(self, run_id: str, number: int) -> bool:
-        """Whether another supervisor has taken the bundle since the attempt began."""
+        """Return whether another supervisor has taken the bundle since the attempt began."""
         began = self.beginnings.get((run_id, number))
         return began is not None and self._taken.get("token", began.supervisor.token) != began.supervisor.token
 
     @property
     def allocation(self) -> str:
-        """The name of its latest supervision, as launch.supervise.supervisor writes it; "" where there was none."""
+        """The name of its latest allocation, as launch.supervise.supervisor writes it; "" if there was none."""
         return f"{self.bundle.root.name}.{self._taken['allocation']}" if "allocation" in self._taken else ""
 
     @cached_property
     def _taken(self) -> Mapping[str, Any]:
-        """What the latest supervisor wrote when it took the bundle; empty where none did, or where it is damaged."""
+        """The line that the latest supervisor wrote when it took the bundle; empty if there is none or it is damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError):
-            # A damaged line before it says nothing of this one.
+            # A damaged earlier line does not matter.
             latest = parse_json(read_regular(self.bundle.allocations).rpartition(b"\n")[0].rpartition(b"\n")[2])
             return latest if isinstance(latest, dict) else {}
         return {}
@@ -142,7 +142,7 @@ class BundleOwner:
 def bundle_owners(
     sweep: SweepPaths, jobs: Jobs | None, bundles: Mapping[BundlePaths, Sequence[str]]
 ) -> Iterator[BundleOwner]:
-    """Yield the owner of each of ``bundles``, which maps to its planned runs. ``jobs`` None: Slurm was not asked."""
+    """Yield the owner of each of ``bundles``, given with their planned runs. ``jobs`` None means that Slurm was not asked."""
     queue_lives = holder(sweep.queue_lock) is not None
     submissions = _submissions_by_bundle(sweep, jobs) if jobs is not None else {}
     for bundle, planned in bundles.items():
@@ -151,7 +151,7 @@ def bundle_owners(
 
 def _submissions_by_bundle(sweep: SweepPaths, jobs: Jobs) -> dict[str, SlurmSubmissions]:
     submissions = [submission for submission in read_submissions(sweep) if submission.job_id is not None]
-    # After a crash Slurm may give an id again: of two submissions with one id, the job is the later one's.
+    # After a crash, Slurm may reuse an id. If two submissions have the same id, the job belongs to the later one.
     owner = {submission.job_id: submission.token for submission in submissions}
     found: dict[str, list[tuple[Sequence[tuple[str, int]], Job]]] = {}
     for submission in submissions:

@@ -17,16 +17,16 @@ from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.store import report_disk_errors
 
 MOST_LAUNCHES = 3
-"""How often in a row a bundle is submitted to Slurm without starting an attempt before its runs end as LAUNCH."""
+"""How often a bundle is submitted to Slurm in a row without starting an attempt. Then its runs end as LAUNCH."""
 
 
 def close_dead_attempts(
     sweep: SweepPaths, states: Mapping[str, RunState], called_off: Mapping[str, str] = MappingProxyType({})
 ) -> bool:
-    """Write the outcomes that ``states`` holds and the disk does not, and those of runs that no job will start any more.
+    """Write the outcomes in ``states`` that are not on disk, and outcomes of runs that no job will start any more.
 
-    ``called_off`` is why waiting jobs were cancelled, by job id. Return whether there was anything to write. An
-    outcome that is on disk, or gets there meanwhile, is kept, and so is an attempt that somebody starts.
+    ``called_off`` has the reason why waiting jobs were cancelled, by job id. Return whether there was anything to write.
+    Outcomes and attempts that appear on disk meanwhile are kept.
 
     Raises:
         SystemFault: the store cannot be written to.
@@ -46,7 +46,7 @@ def close_dead_attempts(
 
 
 def _reason_to_give_up(state: RunState, called_off: Mapping[str, str]) -> tuple[FailureClass, str] | None:
-    """Return why no job will start the ordered attempt any more; None where one may, or where the run has a result."""
+    """Return why no job will start the ordered attempt any more, or None if one may or the run has a result."""
     if state.job is None or not state.abandoned or (state.outcome is not None and not state.outcome.is_infrastructure):
         return None
     job = state.job
@@ -65,7 +65,7 @@ def _claim(sweep: SweepPaths, attempt: AttemptPaths, outcome: Outcome) -> None:
 
 
 def _write(sweep: SweepPaths, attempt: AttemptPaths, outcome: Outcome) -> None:
-    """Write ``outcome`` where there is none. A link never replaces a file."""
+    """Write ``outcome`` unless there is one. It is linked into place, because a link never replaces a file."""
     temporary = attempt.outcome.with_name(f".{attempt.outcome.name}.{os.getpid()}")
     with report_disk_errors(sweep), contextlib.suppress(FileExistsError):
         write_json(temporary, outcome_to_json(attempt, outcome))

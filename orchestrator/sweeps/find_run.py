@@ -12,11 +12,11 @@ MOST_NAMED = 8
 
 
 def find_by_run_id(targets: Iterable[tuple[str, str]], prefix: str, where: str) -> str:
-    """Return the target of the run whose id is ``prefix``, or the only target of the runs whose ids begin with it.
+    """Return the target of the run with id ``prefix``, or the only target of all runs whose ids begin with ``prefix``.
 
     Args:
-        targets: run ids, each with what it stands for: the run itself, or its cell.
-        where: the sweep or the store that holds the runs, for the error.
+        targets: run ids, each with its target: the run itself, or its cell.
+        where: the sweep or the store of the runs, for the error.
 
     Raises:
         InputError: no target matches, or several do.

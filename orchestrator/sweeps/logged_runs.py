@@ -18,7 +18,7 @@ from orchestrator.sweeps.store import order_lock, report_disk_errors, write_plan
 
 
 def write_logged_runs(sweep: SweepPaths, plan: Plan, files: CurveFiles, first: int) -> None:
-    """Write ``plan`` and a completed attempt of each of its runs, in the order of ``files``. Keep what is there.
+    """Write ``plan`` and a completed attempt of each of its runs, in the order of ``files``. Keep existing attempts.
 
     Args:
         first: the index of the first compared step.
@@ -58,13 +58,13 @@ def _write_attempt(
         events.write({**at, "kind": "note", "message": note})
     said = {"made": "elsewhere", "metrics": list(curve.units), "settings": dict(curve.settings)}
     write_json(attempt.environment, identity_of(attempt) | said)
-    # Without an allocation that both sides share, no speed is judged.
+    # The sides share no allocation, so no speed is judged.
     outcome = Outcome("COMPLETED", "teardown", f"log {redact(name)}", 0.0, 0.0)
     write_json(attempt.outcome, outcome_to_json(attempt, outcome))
 
 
 def _phase(since: int, graphed: bool) -> Phase:
-    """Return the phase of the step that is ``since`` steps after the first compared one."""
+    """Return the phase of the step that is ``since`` steps after the first compared step."""
     if since >= 0:
         return "measure"
     return "capture" if graphed and since == -1 else "warmup"

@@ -1,4 +1,4 @@
-"""Write the report in a process of its own, so that a command that watches a sweep never loads what judges and draws."""
+"""Write the report in a separate process, so that a watching command never loads the code that judges and draws."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from orchestrator.errors import SystemFault
 from orchestrator.sweeps.run_state import RunState
 
 TRACK_SECONDS = 60.0
-"""How long a command waits for Weights & Biases after it wrote a report."""
+"""How long a command waits for Weights & Biases after it has written a report."""
 
 
 def write_report(sweep: SweepPaths) -> None:
     """Write the report of ``sweep``.
 
     Raises:
-        SystemFault: it could not be written.
+        SystemFault: the report could not be written.
     """
     command = [sys.executable, "-m", "analysis.report", str(sweep.root)]
     done = subprocess.run(
@@ -45,7 +45,7 @@ def is_tracked(sweep: SweepPaths, plan: Plan) -> bool:
 
 
 def track_report(sweep: SweepPaths, plan: Plan) -> str:
-    """Send the report on disk to the plan's trackers. Return what they said: where it is, or how to upload it."""
+    """Send the report on disk to the plan's trackers. Return their answer: where it is, or how to upload it."""
     if not is_tracked(sweep, plan):
         return ""
     command = [sys.executable, "-m", "launch.track", str(sweep.root), "--settings", json.dumps(plan.tracking)]
@@ -59,7 +59,7 @@ def track_report(sweep: SweepPaths, plan: Plan) -> str:
 
 
 def read_records_digest(sweep: SweepPaths) -> str:
-    """Return the digest of the records that the report on disk was written from; "" if it is not there or damaged."""
+    """Return the digest of the records behind the report on disk; "" if the report is missing or damaged."""
     try:
         whole = all((sweep.report / name).is_file() for name in ("report.md", "report.json"))
         return str(read_json(sweep.report / "summary.json")["records"]) if whole else ""
@@ -68,9 +68,9 @@ def read_records_digest(sweep: SweepPaths) -> str:
 
 
 def read_needed_runs(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunState]) -> frozenset[str]:
-    """Return the runs that verdicts of the report on disk need and nobody has ordered, so that ``states`` lacks them.
+    """Return the runs that verdicts of the report on disk need and that are not in ``states``, because nobody ordered them.
 
-    There are none if the report is not there or damaged.
+    Return none if the report is missing or damaged.
     """
     unordered = plan.runs_if_needed - states.keys()
     try:
@@ -82,7 +82,7 @@ def read_needed_runs(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunStat
 def read_exit_code(sweep: SweepPaths, *, allow_empty: bool) -> ExitCode:
     """Return the exit code of the report on disk.
 
-    With ``allow_empty`` it is 0 where the report's only fault is that no graphed cell has a verdict.
+    With ``allow_empty``, return 0 if the report's only fault is that no graphed cell has a verdict.
     """
     content = read_json(sweep.report / "summary.json")
     code = ExitCode(content["exit_code"])

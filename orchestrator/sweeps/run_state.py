@@ -1,4 +1,4 @@
-"""What a run is doing: by the records on disk, then by squeue, then by sacct."""
+"""The state of a run: by the records on disk, then by squeue, then by sacct."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ StateName = OutcomeName | Literal["PLANNED", "QUEUED", "RUNNING", "INTERRUPTED",
 
 @dataclass(frozen=True)
 class RunState:
-    """One run's state. ``steps_done`` is of the latest attempt; ``alive``: it runs, or somebody alive will start it."""
+    """One run's state. ``steps_done`` counts the latest attempt's steps. ``alive``: it runs, or its owner will start it."""
 
     run_id: str
     name: StateName
@@ -34,18 +34,18 @@ class RunState:
     alive: bool = False
     outcome: Outcome | None = None
     expected: bool = True
-    """Whether the outcome is what the recipe expects; True where there is none yet."""
+    """Whether the outcome is the one that the recipe expects; True if there is none yet."""
     steps_done: int = 0
     recorded: bool = True
     """Whether the outcome is on disk. If not, it follows from the job's end (orchestrator/sweeps/close_attempts.py)."""
     job: Job | None = None
-    """Of the bundle's latest submission to Slurm."""
+    """The job of the bundle's latest submission to Slurm (BundleOwner.job)."""
     abandoned: bool = False
-    """Whether its job has ended without starting the attempt that was ordered."""
+    """Whether the job has ended without starting the ordered attempt."""
     launches: int = 0
-    """Of an abandoned run: how often its bundle was submitted to Slurm since it started any attempt."""
+    """For an abandoned run: how often its bundle was submitted to Slurm without starting any attempt."""
     damaged: str = ""
-    """Why the outcome of the latest attempt cannot be read; empty where it can be, or where there is none."""
+    """Why the outcome of the latest attempt cannot be read; empty if it can be read or there is none."""
 
     @property
     def finished(self) -> bool:
@@ -57,7 +57,7 @@ class RunState:
 
 
 def read_states(sweep: SweepPaths, plan: Plan, jobs: Jobs | None = None) -> dict[str, RunState]:
-    """Return the state of every run of ``plan``, in its order. ``jobs`` is Slurm's answer; None where it was not asked.
+    """Return the state of every run of ``plan``, in its order. ``jobs`` is Slurm's answer, or None if it was not asked.
 
     A run that begins only if a verdict needs it has no state before it is ordered.
 
@@ -71,7 +71,7 @@ def read_states(sweep: SweepPaths, plan: Plan, jobs: Jobs | None = None) -> dict
 
 
 def _was_needed(sweep: SweepPaths, bundle: PlannedBundle) -> bool:
-    """Whether the bundle was ordered, or begun by an order that somebody deleted."""
+    """Return whether the bundle was ordered, or began by an order that somebody has deleted."""
     return sweep.bundle(bundle.bundle_id).order.exists() or any(sweep.run(r).attempts() for r in bundle.run_ids)
 
 
@@ -82,7 +82,7 @@ def read_state(bundle: BundlePaths, run_id: str, jobs: Jobs | None = None) -> Ru
 
 
 def live_runs(sweep: SweepPaths, jobs: Jobs | None = None) -> Iterator[tuple[BundlePaths, list[str]]]:
-    """Yield the runs of each bundle that run or wait, bundles of earlier plans included."""
+    """Yield each bundle with its runs that run or wait, including bundles of earlier plans."""
     for owner in bundle_owners(sweep, jobs, dict.fromkeys(bundles(sweep), ())):
         alive = [run_id for run_id in owner.ordered if _state(owner, run_id, Expectation()).alive]
         if alive:
@@ -90,7 +90,7 @@ def live_runs(sweep: SweepPaths, jobs: Jobs | None = None) -> Iterator[tuple[Bun
 
 
 def open_submissions(sweep: SweepPaths) -> list[Submission]:
-    """Return the submissions of bundles in which an ordered attempt has no outcome: Slurm is asked about their jobs."""
+    """Return the submissions of bundles in which an ordered attempt has no outcome. Slurm is asked about their jobs."""
     submissions = read_submissions(sweep)
     unsettled = {
         bundle
@@ -122,7 +122,7 @@ def _state(owner: BundleOwner, run_id: str, expect: Expectation) -> RunState:
 
 
 def _state_of_attempt(owner: BundleOwner, run: RunPaths, number: int, expect: Expectation) -> RunState:
-    """Return the state of a run by its latest attempt; ``number`` 0 is none."""
+    """Return the state of a run by its latest attempt, of this ``number``; 0 means that there is none."""
     run_id = run.run_id
     if number == 0:
         unordered: StateName = "CANCELLED" if owner.cancelled(run_id) else "PLANNED"
@@ -131,12 +131,12 @@ def _state_of_attempt(owner: BundleOwner, run: RunPaths, number: int, expect: Ex
     try:
         outcome = read_outcome(attempt)
     except RecordError as error:
-        # An outcome is written when the ranks have ended: whatever it was, nothing runs.
+        # An outcome is written after the ranks have ended. So even an unreadable one means that nothing runs.
         return RunState(run_id, "INTERRUPTED", number + 1, steps_done=_steps_done(attempt), damaged=str(error))
     if outcome is None:
         return _state_without_outcome(owner, run_id, attempt, expect)
     if owner.submissions is not None and outcome.is_infrastructure and owner.cancelled(run_id):
-        # A watching command would retry it, if it had not been cancelled.
+        # Without the cancellation, a watching command would retry it.
         return RunState(run_id, "CANCELLED", number + 1)
     # The plan knows how many steps a complete run has.
     steps = 0 if outcome.results_intact else _steps_done(attempt)
@@ -149,7 +149,7 @@ def _state_without_outcome(owner: BundleOwner, run_id: str, attempt: AttemptPath
     if owner.job is None or not owner.on_slurm:
         return running if owner.runs(run_id, attempt.number) else interrupted
     if owner.ordered.get(run_id) != attempt.number:
-        return interrupted  # of a job before the latest
+        return interrupted  # the attempt belongs to an earlier job
     requeued = owner.was_requeued(run_id, attempt.number)
     if owner.lives and not requeued:
         return running

@@ -1,4 +1,4 @@
-"""Which other sweeps hold the slots of this host that a sweep's runs wait for."""
+"""Find the other sweeps that hold the slots of this host for which a sweep's runs wait."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class SlotHolder:
     slot: str
     sweep: SweepPaths
     run_id: str
-    """Empty between two runs, and where this version cannot read the other sweep."""
+    """Empty between two runs, or if this version cannot read the other sweep."""
     pid: int
-    """Of its supervisor."""
+    """The process id of its supervisor."""
     since: float
     """In seconds since the epoch."""
 
 
 def slot_holders(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunState]) -> list[SlotHolder]:
-    """Return who holds slots that queued runs of ``plan`` wait for, this sweep's own runs left out."""
+    """Return the holders of slots for which queued runs of ``plan`` wait, without this sweep's own runs."""
     if plan.scheduler != "host":
         return []
     waiting = (bundle for bundle in plan.bundles if any(states[r].name == "QUEUED" for r in bundle.run_ids))
@@ -45,7 +45,7 @@ def _others(sweep: SweepPaths, names: tuple[str, ...]) -> Iterator[SlotHolder]:
 
 
 def _running(bundle: BundlePaths) -> str:
-    """Return the bundle's run that has begun and not ended."""
+    """Return the bundle's run that has begun and not ended, or ""."""
     try:
         order = read_order(bundle)
     except SystemFault:

@@ -1,8 +1,8 @@
 """Ask Slurm about jobs: one squeue for all of them, then one sacct for those that squeue no longer lists.
 
-squeue lists a job for some time after its end (MinJobAge, 300 s by default). sacct may fail, be late, or be switched
-off. A job counts as ended only if Slurm reports its end, or if squeue answers without it for a grace period in which
-sacct does not know it either.
+squeue lists a job for some time after its end (MinJobAge, 300 s by default). sacct may fail, be late, or be switched off. A job
+counts as ended only if Slurm reports its end, or if squeue does not list it for a grace period and sacct does not know it
+either.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from orchestrator.sweeps.submissions import Submission
 from orchestrator.targets.scontrol import query_configuration
 
 GRACE_SECONDS = 60.0
-"""How long neither squeue nor sacct may know a job: a job that has just ended reaches sacct late."""
+"""How long squeue and sacct may both not know a job before it counts as ended. A job that has just ended reaches sacct late."""
 GRACE_WITHOUT_ACCOUNTS = 5.0
 CLOCKS_APART = 30.0
-"""The greatest difference between this host's clock and the controller's."""
+"""The largest expected difference between this host's clock and the controller's."""
 MOST_IDS = 1000
-"""How many jobs one sacct is asked about. The rest wait for the next call."""
+"""The most jobs per call of sacct. The rest wait for the next call."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Jobs:
 
     known: Mapping[str, Job] = field(default_factory=dict)
     fault: str = ""
-    """Which command does not answer, and since when; empty where both answer."""
+    """Which command does not answer, and since when; empty if both answer."""
     accounting: bool = True
-    """False where sacct turned out to be unavailable."""
+    """False if sacct is not available."""
     doubtful: frozenset[str] = frozenset()
-    """Jobs that squeue no longer lists, and whose end is not known yet."""
+    """The jobs that squeue no longer lists but whose end is not known yet."""
 
     def of(self, job_id: str) -> Job | None:
-        """Return the job, None where Slurm was never asked about it."""
+        """Return the job, or None if Slurm was never asked about it."""
         return self.known.get(job_id)
 
 
@@ -55,14 +55,14 @@ class JobMonitor:
         self._sacct = PolledCommand("sacct")
         self._cluster: str | None = None
         self._missed: dict[str, float] = {}
-        """When squeue first answered without each job."""
+        """For each missing job, when squeue first answered without it."""
         self._jobs = Jobs()
 
     def look(self, submissions: Iterable[Submission]) -> Jobs:
-        """Return what is known of every job of ``submissions``.
+        """Return the state of every job of ``submissions``.
 
-        Slurm is asked if its last answer is old enough and some job may have changed. If not, the same object as last
-        time is returned.
+        Ask Slurm only if its last answer is old enough and some job may have changed. Otherwise return the same object as the
+        last time.
 
         Raises:
             SystemFault: a submission belongs to another cluster.
@@ -76,13 +76,13 @@ class JobMonitor:
         return self._jobs
 
     def settled(self, submissions: Sequence[Submission]) -> Jobs:
-        """Return :meth:`look` once no job is doubtful (a grace period at most), or Slurm does not answer."""
+        """Return the result of :meth:`look` once no job is doubtful (a grace period at most), or if Slurm does not answer."""
         while (jobs := self.look(submissions)).doubtful and not self._squeue.fault:
             time.sleep(0.5)
         return jobs
 
     def answers(self) -> bool:
-        """Whether squeue answers. It is asked again if its last answer is old enough."""
+        """Return whether squeue answers. Ask it again if its last answer is old enough."""
         if self._squeue.due:
             self._listed()
         return not self._squeue.fault
@@ -90,7 +90,7 @@ class JobMonitor:
     def find(self, name: str, since: float) -> tuple[str, ...]:
         """Return the ids of jobs and arrays called ``name`` that were submitted after ``since``, oldest first.
 
-        Jobs that only sacct knows have ended. Where sacct fails they are not found.
+        Jobs that only sacct knows have ended. If sacct fails, they are not found.
 
         Raises:
             SystemFault: squeue does not answer.
@@ -111,7 +111,7 @@ class JobMonitor:
     def _check_cluster(self, submissions: Iterable[Submission]) -> None:
         named = {submission.cluster for submission in submissions if submission.cluster}
         if named and self._cluster is None:
-            # Where scontrol does not answer, squeue does not either, and reports it.
+            # If scontrol does not answer, squeue does not either, and that is reported.
             with contextlib.suppress(SystemFault):
                 self._cluster = query_configuration().cluster_name
         others = named - {self._cluster}
@@ -137,10 +137,10 @@ class JobMonitor:
         for job in missing:
             last, account = known.get(job.job_id), accounts.get(job.job_id)
             heard = silent or account is not None or (last is not None and last.state != UNHEARD)
-            # Where neither squeue nor sacct ever listed the job, the time since its submission counts.
+            # If neither squeue nor sacct ever listed the job, the time since its submission counts.
             since = max(self._missed[job.job_id], job.submitted) if heard else job.submitted
             certain = now >= since + self._grace and job.job_id in answered_for
-            # An element that was cancelled before it started leaves no trace, but others of its array do.
+            # An array element that was cancelled before it started leaves no trace, but other elements of its array do.
             end = "CANCELLED" if account is None and _never_began(last) and _base(job.job_id) in arrays else GONE
             known[job.job_id] = _unlisted(job, last, account, end if certain else None)
         doubtful = frozenset(job.job_id for job in missing if not known[job.job_id].ended)
@@ -152,7 +152,7 @@ class JobMonitor:
         return GRACE_SECONDS if self._sacct.exists else GRACE_WITHOUT_ACCOUNTS
 
     def _listed(self) -> list[tuple[float, Job]] | None:
-        """Return (time of submission, job) of each of this user's jobs in squeue; None where it does not answer."""
+        """Return (time of submission, job) for each of this user's jobs in squeue, or None if it does not answer."""
         separator = self._squeue.separator
         text = self._squeue.ask(
             "--me", "--array", "--states=all", "--noheader", f"--format={separator.join(SQUEUE_FORMAT)}"
@@ -160,7 +160,7 @@ class JobMonitor:
         return None if text is None else list(parse_squeue(text, separator))
 
     def _accounts_of(self, missing: Sequence[_SubmittedJob]) -> tuple[dict[str, Job], set[str]]:
-        """Return what sacct knows of ``missing``, by job; and the jobs about which it was asked."""
+        """Return sacct's records of ``missing`` by job id, and the ids of jobs about which it was asked."""
         if missing and self._sacct.exists and not self._sacct.due:
             return {}, set()
         arrays = dict(islice({_base(job.job_id): job.name for job in missing}.items(), MOST_IDS))
@@ -174,7 +174,7 @@ class JobMonitor:
     def _accounts(self, since: float, which: str) -> str:
         if not self._sacct.exists:
             return ""
-        # An hour earlier: clocks differ, and local time repeats when summer time ends.
+        # Begin an hour earlier, because clocks differ and local time repeats when summer time ends.
         begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - 3600))
         text = self._sacct.ask(
             "--allocations", "--duplicates", "--parsable2", "--noheader", f"--delimiter={self._sacct.separator}",
@@ -188,7 +188,7 @@ class JobMonitor:
 
 @dataclass(frozen=True)
 class _SubmittedJob:
-    """A job as it was submitted. Slurm may reuse ids after a crash: only a job with this name is this job."""
+    """A job as it was submitted. Slurm may reuse ids after a crash, so a job must match in id and name."""
 
     job_id: str
     name: str
@@ -205,7 +205,7 @@ def _base(job_id: str) -> str:
 
 
 def _was_refused(job: Job) -> bool:
-    """Whether this is what Slurm keeps of a request that it refused: a job that failed and never had a node."""
+    """Return whether Slurm refused the request. It keeps such a job as failed and without nodes."""
     return job.state == "FAILED" and not job.nodes
 
 
@@ -214,7 +214,7 @@ def _has_ended(job: Job | None) -> bool:
 
 
 def _never_began(job: Job | None) -> bool:
-    """Whether the job was never seen running."""
+    """Return whether the job was never seen running."""
     return job is None or job.state == UNHEARD or stage_of(job.state) == "waits"
 
 

@@ -1,7 +1,7 @@
-"""Read and write the folder of a sweep: its plan, and what each bundle's supervisor has to do.
+"""Read and write the folder of a sweep: its plan, and the orders of its bundles' supervisors.
 
-A sweep is found by its name in the store (``--store``, else $ORCHESTRATOR_STORE, else ./sweeps). A new plan with other
-cells keeps every run on disk; the report covers the cells of the newest plan.
+A sweep is found by its name in the store (``--store``, else $ORCHESTRATOR_STORE, else ./sweeps). A new plan with other cells
+keeps every run on disk. The report covers the cells of the newest plan.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def default_store() -> Path:
 
 
 class Store:
-    """The folder that holds all sweeps."""
+    """The folder of all sweeps."""
 
     def __init__(self, root: Path | None = None) -> None:
-        """Take the folder ``root``, or the default.
+        """Use the folder ``root``, or the default.
 
         Raises:
-            InputError: it is something else than a folder.
+            InputError: the path exists and is not a folder.
         """
         self.root = root or default_store()
         if self.root.exists() and not self.root.is_dir():
@@ -68,7 +68,7 @@ class Store:
         return sorted(path.parent.name for path in self.root.glob("[!.]*/plan.json"))
 
     def find(self, name: str) -> SweepPaths:
-        """Return the sweep that has the name, or the folder, ``name``.
+        """Return the sweep with the name or the folder ``name``.
 
         Raises:
             InputError: there is no such sweep.
@@ -90,7 +90,7 @@ class Store:
 
 
 def file_sizes(path: Path) -> Iterator[int]:
-    """Yield the bytes of each file in ``path``, or of the file ``path``. No link is followed."""
+    """Yield the size in bytes of each file in ``path``, or of the file ``path``. Links are not followed."""
     with contextlib.suppress(FileNotFoundError):
         if path.is_symlink() or not path.is_dir():
             yield path.lstat().st_size
@@ -99,7 +99,7 @@ def file_sizes(path: Path) -> Iterator[int]:
 
 
 def other_writers(folder: Path) -> list[str]:
-    """Return who besides this user, and root, may write to ``folder``. A group of this user's own is nobody else."""
+    """Return who may write to ``folder`` besides this user and root. The user's own group does not count."""
     status = folder.stat()
     user = _name_of(pwd.getpwuid, os.getuid())
     writers = []
@@ -134,10 +134,10 @@ def write_plan(sweep: SweepPaths, plan: Plan) -> None:
 
 
 def is_planned(sweep: SweepPaths, plan: Plan) -> bool:
-    """Whether the plan on disk equals ``plan``."""
+    """Return whether the plan on disk equals ``plan``."""
     try:
         with open(sweep.plan, errors="replace", newline="\n") as file:
-            # Piece by piece: a plan of ten thousand runs is never in memory a second time.
+            # Compare piece by piece, so that a plan of ten thousand runs is not in memory twice.
             same = all(file.read(len(piece)) == piece for piece in iter_json_object(members(plan)))
             return same and not file.read(1)
     except FileNotFoundError:
@@ -145,7 +145,7 @@ def is_planned(sweep: SweepPaths, plan: Plan) -> bool:
 
 
 def runs_of_other_plans(sweep: SweepPaths, plan: Plan) -> int:
-    """Return how many runs on disk belong to earlier plans of this name only."""
+    """Return the number of runs on disk that belong only to earlier plans of this name."""
     try:
         return len(set(os.listdir(sweep.root / "runs")) - plan.cell_of_run().keys())
     except FileNotFoundError:
@@ -154,10 +154,10 @@ def runs_of_other_plans(sweep: SweepPaths, plan: Plan) -> int:
 
 @contextlib.contextmanager
 def order_lock(sweep: SweepPaths) -> Iterator[None]:
-    """Hold the lock under which one command at a time orders, or cancels, runs of a sweep.
+    """Hold the lock that lets only one command at a time order or cancel runs of a sweep.
 
     Raises:
-        SystemFault: another command holds it for too long, or the store cannot be written to.
+        SystemFault: another command has held it for too long, or the store cannot be written to.
     """
     with report_disk_errors(sweep):
         try:
@@ -171,7 +171,7 @@ def order_lock(sweep: SweepPaths) -> Iterator[None]:
 
 @contextlib.contextmanager
 def report_disk_errors(sweep: SweepPaths) -> Iterator[None]:
-    """Turn an OSError of whatever writes to ``sweep`` into a SystemFault.
+    """Convert an OSError from writing to ``sweep`` into a SystemFault.
 
     Raises:
         SystemFault: the disk is full, or this user may not write to it.
@@ -200,12 +200,12 @@ def read_plan(sweep: SweepPaths) -> Plan:
 
 
 def bundles(sweep: SweepPaths) -> list[BundlePaths]:
-    """Return every bundle on disk, of this plan or of an earlier one."""
+    """Return every bundle on disk, including bundles of earlier plans."""
     return [BundlePaths(path.parent) for path in sorted(sweep.root.glob("bundles/*/bundle.json"))]
 
 
 def read_order(bundle: BundlePaths) -> BundleOrder | None:
-    """Return what the bundle's supervisor has to do, None where nothing is ordered.
+    """Return the order of the bundle's supervisor, or None if nothing is ordered.
 
     Raises:
         SystemFault: it is damaged, or written by another version.
@@ -221,9 +221,9 @@ def read_order(bundle: BundlePaths) -> BundleOrder | None:
 
 
 def write_orders(sweep: SweepPaths, orders: Sequence[BundleOrder]) -> None:
-    """Write what each bundle's supervisor has to do, and lift earlier cancellations of those runs.
+    """Write the order of each bundle's supervisor, and lift earlier cancellations of the ordered runs.
 
-    A power failure may still undo it: the caller syncs the file system.
+    The caller must sync the file system, because a power failure may still undo the writes.
 
     Raises:
         SystemFault: the store cannot be written to.

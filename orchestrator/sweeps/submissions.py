@@ -1,4 +1,4 @@
-"""What was submitted to Slurm: submissions/<token>.json, written before sbatch is called and completed after it."""
+"""Submissions to Slurm: submissions/<token>.json, written before sbatch is called and completed afterwards."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class Submission:
     """One call of sbatch: a job, or an array with one element per bundle."""
 
     token: str
-    """Unique to this call; its folder is submitit/<token>."""
+    """Unique to this call, whose folder is submitit/<token>."""
     name: str
-    """The job's name: the token, or the lane's name where job arrays are limited (--dependency=singleton)."""
+    """The job's name: the token, or the lane's name if the profile has limits (--dependency=singleton)."""
     bundles: tuple[str, ...]
     """Bundle ids; the position is the array's index."""
     time: float
-    """When sbatch was about to be called, in seconds since the epoch. It orders nothing: clocks may be set back."""
+    """The time just before the call of sbatch, in seconds since the epoch. Nothing is ordered by it: clocks may be set back."""
     host: str
     """The login node that called sbatch."""
     job_id: str | None = None
-    """As sbatch printed it; None before that, and where the orchestrator died in between."""
+    """The id that sbatch printed. It is None before that, or if the orchestrator died in between."""
     cluster: str = ""
-    """Slurm's ClusterName: an id counts on that cluster only."""
+    """Slurm's ClusterName. An id is valid only on that cluster."""
     number: int = 0
-    """Submissions of a sweep count up, in the order in which sbatch was called."""
+    """The number of the submission. Submissions of a sweep count up in the order of the calls of sbatch."""
     schedules: tuple[tuple[tuple[str, int], ...], ...] = ()
     """The (run_id, attempt) pairs of each bundle."""
 
     def job_of(self, bundle_id: str) -> str | None:
-        """Return the job's id as squeue and sacct write it: "123", or "123_4" of an array; None where it is unknown."""
+        """Return the job's id as squeue and sacct write it, "123" or "123_4" in an array, or None if unknown."""
         if self.job_id is None:
             return None
         return self.job_id if len(self.bundles) == 1 else f"{self.job_id}_{self._places[bundle_id]}"
@@ -47,7 +47,7 @@ class Submission:
         return self.schedules[self._places[bundle_id]] if self.schedules else ()
 
     def job_ids(self) -> list[str]:
-        """Return the id of each bundle's job, in their order; empty where none is recorded."""
+        """Return the id of each bundle's job, in the bundles' order; empty if no id is recorded."""
         return [job_id for bundle in self.bundles if (job_id := self.job_of(bundle)) is not None]
 
     @cached_property
@@ -60,7 +60,7 @@ class Submission:
 
 
 def read_submissions(sweep: SweepPaths) -> list[Submission]:
-    """Return every submission of ``sweep``, the first one first.
+    """Return every submission of ``sweep``, in order.
 
     Raises:
         SystemFault: a record is damaged, or written by another version.
@@ -79,7 +79,7 @@ def write_submission(sweep: SweepPaths, submission: Submission, *, sync: bool = 
 
 
 def discard_submission(sweep: SweepPaths, submission: Submission) -> None:
-    """Forget a submission for which Slurm has no job."""
+    """Delete the record of a submission for which Slurm has no job."""
     _path(sweep, submission).unlink(missing_ok=True)
 
 

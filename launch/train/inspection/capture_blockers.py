@@ -1,8 +1,8 @@
 """Inspect a few steps: the durations of their kernels, and the lines of code that prevent a capture.
 
-The inspection has two passes. The first, on CUDA only, runs under the profiler with PyTorch's synchronization warnings
-(``torch.cuda.set_sync_debug_mode``). The second sees every dispatched operator and compares the steps. No inspected step is
-timed, and the inspection changes nothing that a step computes.
+The inspection has two passes. The first one, only on CUDA, runs under the profiler with PyTorch's synchronization warnings
+(``torch.cuda.set_sync_debug_mode``). The second one records every dispatched operator and compares the steps. Inspected steps
+are not timed, and the inspection does not change what a step computes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from launch.train.inspection.source_line import NOWHERE, Line, current_user_line
 from launch.train.telemetry.profiler import calls_of, host_syncs, is_kernel, trace
 
 INSPECTED_STEPS = 2
-"""The smallest number that can be compared."""
+"""The smallest number of steps that can be compared."""
 MOST_KERNELS = 8
 LONGEST_NAME = 120
-"""Characters of a kernel's name. Names of C++ templates have thousands."""
+"""The number of characters kept of a kernel's name. Names of C++ templates have thousands."""
 _WARNING = "called a synchronizing CUDA operation"
 """The text of PyTorch's warning (c10/cuda/CUDAFunctions.cpp, warn_or_error_on_sync)."""
 
@@ -34,7 +34,7 @@ Step = Callable[[torch.Tensor], object]
 
 
 def inspect(step: Step, batches: Sequence[torch.Tensor]) -> Inspection:
-    """Run ``step`` on each of at least two different ``batches``, on CUDA twice.
+    """Inspect ``step`` on at least two different ``batches``. Run each batch once, or twice on CUDA.
 
     All ranks must call this together.
     """
@@ -63,7 +63,7 @@ def inspect(step: Step, batches: Sequence[torch.Tensor]) -> Inspection:
 
 @contextlib.contextmanager
 def _collect_waits(waited: list[CaptureBlocker]) -> Iterator[None]:
-    """Collect PyTorch's warnings about waiting. The innermost line of Python is the cause."""
+    """Collect PyTorch's warnings about waits of the host. The innermost line of this checkout is the cause."""
     mode, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning
 
     def note(
@@ -131,7 +131,7 @@ def _dispatched(step: Step, batches: Sequence[torch.Tensor]) -> tuple[Finding, .
 def _hidden_draws(
     generators: Mapping[torch.Generator, FindingKind], before: Sequence[torch.Tensor], drawn: Sequence[CaptureBlocker]
 ) -> list[CaptureBlocker]:
-    """Return generators that advanced without a visible operator, as in compiled code and libraries."""
+    """Return generators that advanced without a visible operator, for example in compiled code or a library."""
     known = {seen.kind for seen in drawn}
     return [
         CaptureBlocker(kind, NOWHERE, "in compiled code or a library")
@@ -143,7 +143,7 @@ def _hidden_draws(
 def _findings(seen: Sequence[CaptureBlocker], steps: int) -> list[Finding]:
     """Return one finding per line and kind, in order of first occurrence.
 
-    Changing shapes without a line are dropped if others have a line: the backward pass repeats those of the forward pass.
+    Drop changing shapes without a line if others have a line, because the backward pass repeats those of the forward pass.
     """
     counts = Counter((one.kind, one.line) for one in seen)
     details: dict[tuple[FindingKind, Line], str] = {}

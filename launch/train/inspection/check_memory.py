@@ -1,4 +1,4 @@
-"""The memory of a step check: that of an eager step beside the graphs, and of copies on the host."""
+"""The memory of a step check: what an eager step takes in addition to the graphs, and copies on the host."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 import torch.distributed as dist
 
 COMPARISON_BYTES = 2**29
-"""For the temporary tensors of a comparison."""
+"""Bytes for the temporary tensors of a comparison."""
 _UNLIMITED = 2**62
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def eager_step_bytes(device: torch.device) -> int:
-    """Return what steps used at most, since the peaks were reset, beyond what is in use between them. 0 on a CPU."""
+    """Return the peak memory of steps since the peaks were reset, minus the memory in use between steps; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
 
 
 def missing_bytes(needed: int, device: torch.device) -> int:
-    """Return how many of ``needed`` bytes are missing. Those that are there stay with PyTorch's allocator."""
+    """Return how many of ``needed`` bytes are missing. If none are, PyTorch's allocator keeps the memory reserved."""
     if device.type != "cuda":
         return 0
     try:
@@ -39,7 +39,7 @@ def pinned_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def missing_host_bytes(needed: int, ranks: int) -> int:
-    """Return how many of ``needed`` bytes the host lacks, if each of its ``ranks`` takes as many."""
+    """Return how many bytes the host lacks for one rank, if each of its ``ranks`` takes ``needed`` bytes."""
     available = min(_free_memory(), *(_free_in_group(group) for group in _memory_groups()))
     return max(needed - available // ranks, 0)
 
@@ -59,7 +59,7 @@ def _memory_groups() -> list[Path]:
 
 
 def _free_in_group(group: Path) -> int:
-    """Return what the limit of ``group`` leaves, or a number beyond any memory if it has none. Cached files can go."""
+    """Return the free bytes within the limit of ``group``, or a huge number without a limit. Cached files count as free."""
     limit, used, kinds = group / "memory.max", group / "memory.current", group / "memory.stat"
     if not limit.exists() or not limit.read_text().strip().isdigit():
         return _UNLIMITED

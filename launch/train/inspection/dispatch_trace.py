@@ -1,4 +1,4 @@
-"""Trace the operators of a step at dispatch: their shapes, and the generators that they draw from."""
+"""Trace the operators of a step at dispatch: their shapes, and the generators from which they draw."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def default_generators(device: torch.device) -> dict[torch.Generator, FindingKin
 
 
 class Operators(TorchDispatchMode):
-    """Records every dispatched operator, in the backward pass too, and those that draw random numbers.
+    """Records every dispatched operator, also in the backward pass, and the operators that draw random numbers.
 
     Args:
-        generators: the default ones, the device's first.
+        generators: the default generators, the device's first.
     """
 
     supports_higher_order_operators = True
@@ -58,7 +58,7 @@ class Operators(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Run compiled code unchanged. Otherwise Dynamo refuses to run it under a mode."""
+        """Let compiled code run unchanged. Otherwise Dynamo refuses to run it under a dispatch mode."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,9 +75,9 @@ class Operators(TorchDispatchMode):
         return result
 
     def _generators_of(self, args: Any, kwargs: Any) -> dict[torch.Generator, FindingKind]:
-        """Return the generators that an operator may draw from.
+        """Return the generators from which an operator may draw.
 
-        Only a changed state proves a draw: attention is marked as drawing, but draws only with dropout.
+        Only a changed state proves a draw. Attention, for example, is marked as drawing but draws only with dropout.
         """
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Generator)]
         others: dict[torch.Generator, FindingKind] = {
@@ -91,10 +91,10 @@ def _shapes(tree: Any) -> Shapes:
 
 
 def first_divergence(first: Sequence[Operation], second: Sequence[Operation]) -> list[CaptureBlocker]:
-    """Return where two steps diverge, up to the first operator that differs.
+    """Return the operators at which two steps diverge, up to the first operator of another name.
 
-    These are operators with equal input shapes and different output shapes. If compiled code hides them, it is the first operator
-    with a different output shape.
+    An operator with equal input shapes and different output shapes is a cause. If compiled code hides all causes, return the
+    first operator with a different output shape.
     """
     changed: list[tuple[Operation, Operation]] = []
     operators: list[CaptureBlocker] = []

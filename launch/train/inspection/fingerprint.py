@@ -1,9 +1,9 @@
-"""What a step check keeps of a result in place of a copy: whether another one has equal bits, and how far away it is.
+"""Fingerprints of results, which a step check keeps instead of copies. They show whether two results differ, and by how much.
 
-For each chunk of a result there are two digests and a sketch. A digest is the sum of the raw bits, modulo 2**64, each multiplied by
-a random number. Unlike bits have equal digests with a chance below 2**-64. A sketch adds elements with random signs in few
-columns, so that the sketch of a difference is the difference of sketches. Its 2-norm is that of the difference, with a standard
-error of about 1.1%. It is exact for results of no more elements than columns.
+Each chunk of a result has two digests and a sketch. A digest is the sum, modulo 2**64, of the elements' raw bits, each
+multiplied by a random number. Different bits have equal digests with a probability below 2**-64. A sketch adds elements with
+random signs into a few columns, so the sketch of a difference is the difference of the sketches. Its 2-norm estimates the norm
+of the difference with a standard error of about 1.1%. It is exact if the result has no more elements than columns.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import torch
 
 COLUMNS = 4093
-"""A prime number: neither a row nor a column of a matrix falls into few columns of the sketch."""
+"""A prime number, so that rows and columns of a matrix spread over all columns of the sketch."""
 CHUNK_ELEMENTS = 1024 * COLUMNS
 NOT_FINITE = 1e300
-"""The difference of results of which one is not finite."""
+"""The difference of two results if one of them is not finite."""
 _INTEGERS = {1: torch.int8, 2: torch.int16}
-"""The integers that hold the bits of an element of so many bytes; larger ones are read as several of 4 bytes."""
+"""The integer type for the bits of an element, by its size in bytes. Larger elements are read as several of 4 bytes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fingerprint:
-    """``digests``: int64 (chunks, 2). ``sketches``: float64 (chunks, columns). ``spacing``: relative, of the result's numbers."""
+    """Digests, int64 (chunks, 2), and sketches, float64 (chunks, columns). ``spacing`` is the relative spacing of numbers."""
 
     digests: torch.Tensor
     sketches: torch.Tensor
@@ -32,26 +32,26 @@ class Fingerprint:
 
     @property
     def is_number(self) -> bool:
-        """Return whether the result is a single number."""
+        """Whether the result is a single number."""
         return self.sketches.numel() == 1
 
     def difference(self, reference: Fingerprint) -> float | None:
-        """Return the 2-norm of the difference relative to that of ``reference``; None if both have equal bits."""
+        """Return the 2-norm of the difference relative to the norm of ``reference``, or None if both have equal bits."""
         if torch.equal(self.digests, reference.digests):
             return None
         norms = torch.stack((self.sketches - reference.sketches, reference.sketches)).flatten(1).norm(dim=1)
         size, scale = norms.tolist()
         if not (size < NOT_FINITE and scale < NOT_FINITE):
             return NOT_FINITE
-        # Zeros of either sign differ in their bits alone.
+        # Positive and negative zeros differ only in their bits.
         return size / scale if scale else (NOT_FINITE if size else 0.0)
 
 
 class FingerprintMaker:
-    """Makes fingerprints of tensors on ``device`` with at most ``most`` elements. Only those of one maker are comparable."""
+    """Makes fingerprints of tensors on ``device`` with at most ``most`` elements. Compare only fingerprints of one maker."""
 
     def __init__(self, most: int, device: torch.device) -> None:
-        # A generator of its own: the run's random numbers stay.
+        # Use a separate generator, so that the run's random numbers do not change.
         generator = torch.Generator(device).manual_seed(1)
         shape = 2, max(min(most, CHUNK_ELEMENTS), 1)
         self._factors = torch.randint(-(2**63), 2**63 - 1, shape, generator=generator, device=device)
@@ -68,6 +68,6 @@ class FingerprintMaker:
         return Fingerprint(torch.stack(digests), torch.stack(sketches), torch.finfo(flat.dtype).eps)
 
     def _sketch(self, chunk: torch.Tensor, columns: int) -> torch.Tensor:
-        """Return float64 (columns,). A multiplication by 1 or -1 rounds nothing."""
+        """Return the sketch of ``chunk``, float64 (columns,). A multiplication by 1 or -1 does not round."""
         signed = chunk * self._signs[: len(chunk)]
         return torch.nn.functional.pad(signed, (0, -len(chunk) % columns)).view(-1, columns).sum(0, dtype=torch.float64)

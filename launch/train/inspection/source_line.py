@@ -14,11 +14,11 @@ from launch.common.redact import redact
 _FOLDER = Path(__file__).resolve().parent
 _CHECKOUT = _FOLDER.parents[2]
 _LOOKING = frozenset(str(_FOLDER / name) for name in ("source_line.py", "dispatch_trace.py", "capture_blockers.py"))
-"""Code that inspects other code. It is never the cause."""
+"""Files that inspect other code, and so are never the cause."""
 
 
 class Line(NamedTuple):
-    """A line of code. ``file`` is an absolute path, or empty without a line of this checkout."""
+    """A line of code. ``file`` is an absolute path, or empty if no line of this checkout is known."""
 
     file: str
     number: int
@@ -49,7 +49,7 @@ def current_user_line() -> Line:
 
 @lru_cache(maxsize=1024)
 def _is_ours(file: str) -> bool:
-    # site-packages below the checkout hold others' code; the checkout itself may lie inside a site-packages folder.
+    # A site-packages folder below the checkout has foreign code. The checkout itself may lie inside a site-packages folder.
     path = Path(file)
     ours = path.is_relative_to(_CHECKOUT) and "site-packages" not in path.relative_to(_CHECKOUT).parts
     return ours and file not in _LOOKING

@@ -1,13 +1,14 @@
 """Check one step of a graphed run: compute it by replay and by the same code uncaptured, from the same state.
 
-One step has no chaos in it, so that the difference of both is rounding or a fault. If any rank finds a difference, the scale of
-rounding is measured in the same place: the uncaptured code runs once more as it is, and once perturbed.
+Chaos does not build up within one step, so a difference between both is either rounding or a fault. If any rank finds a
+difference, the check measures how large rounding is from the same state: the uncaptured code runs once more unchanged, and once
+perturbed.
 
-Top-k routing is discontinuous: a score that is rounded otherwise sends a token elsewhere. So the uncaptured code repeats the
-replay's choices where they differ from its own, and records how far they are from its own.
+Top-k routing is discontinuous: a score that is rounded differently sends a token to another expert. So if the choices of both
+differ, the uncaptured code repeats the replay's choices, and records how far these are from its own.
 
-A captured optimizer is checked by itself: it runs uncaptured on the gradients of the replay. Adam divides by the size of
-gradients, which would make rounding of the smallest ones look large.
+A captured optimizer is checked separately: it runs uncaptured on the gradients of the replay. Adam divides by the size of
+gradients, which would otherwise make rounding of the smallest gradients look large.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from launch.train.inspection.check_memory import (
 from launch.train.inspection.fingerprint import NOT_FINITE, Fingerprint, FingerprintMaker
 
 PART_ELEMENTS = 2**26
-"""How many elements of the state are copied at once, a power of two."""
+"""The number of elements of the state that are copied at once, a power of two."""
 
 Results = Mapping[str, Fingerprint]
 Routing = Mapping[str, torch.Tensor]
@@ -47,7 +48,7 @@ Routing = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class _Replay:
-    """What the replay computed: its results, its routing, and what its optimizer wrote. ``make`` makes fingerprints."""
+    """The results of the replay, its routing, and the values that its optimizer wrote. ``make`` makes fingerprints."""
 
     make: Callable[[Iterable[tuple[str, torch.Tensor]]], Results]
     results: Results
@@ -56,7 +57,7 @@ class _Replay:
 
 
 class Snapshot:
-    """What computing a step changes, as it was before: ``state``, and the state of the default random generators."""
+    """A copy of everything that computing a step changes: ``state``, and the states of the default random generators."""
 
     def __init__(self, state: Sequence[torch.Tensor], on_host: bool) -> None:
         self._state = state
@@ -78,14 +79,13 @@ class Snapshot:
 def check_step(
     checked: CheckableStep, number: int, batch: torch.Tensor, needed: int = 0, ranks_on_host: int = 1
 ) -> StepCheck:
-    """Check step ``number`` if its memory is there on all ranks, and restore the state before it. A collective call.
+    """Check step ``number`` if all ranks have enough memory, and restore the state from before the check. A collective call.
 
     Args:
         batch: int64 (microbatches, microbatch size, sequence + 1).
-        needed: the bytes of GPU memory that an eager step uses beside the state.
-
+        needed: the bytes of GPU memory that an eager step uses in addition to the state.
     Raises:
-        torch.OutOfMemoryError: memory that was there is missing in a pass of several ranks, which wait for this one.
+        torch.OutOfMemoryError: this rank ran out of memory in a pass although there was enough before, and other ranks wait.
     """
     device, state = batch.device, _parts(checked.state())
     beside = needed + sum(tensor.nbytes for tensor in state)
@@ -103,7 +103,7 @@ def check_step(
         return StepCheck(number, missing=requested_bytes(error))
     finally:
         if device.type == "cuda":
-            # NCCL and others cannot use what PyTorch keeps.
+            # NCCL and other libraries cannot use memory that PyTorch's allocator keeps.
             torch.cuda.empty_cache()
 
 
@@ -137,18 +137,18 @@ def _check_step(
 def _first_fault(
     rows: Iterable[TensorDifference], layers: Iterable[LayerResult]
 ) -> tuple[LayerResult, TensorDifference] | None:
-    """Return the first result of a layer, in the order of the step, that is a fault."""
+    """Return the first layer result that is a fault, in the order of the step, or None."""
     results = {layer.name: layer for layer in layers}
     faults = [(results[row.name], row) for row in rows if row.is_fault and row.name in results]
     return min(faults, key=lambda fault: fault[0].place, default=None)
 
 
 class _Passes:
-    """The uncaptured forward and backward passes beside those of the replay.
+    """The uncaptured forward and backward passes, compared with those of the replay.
 
     Attributes:
-        differences: of results that differ in a bit.
-        noise: what rounding explains of each result's difference, above 0.
+        differences: the differences of results that differ in a bit.
+        noise: for each result, the difference that rounding explains, above 0.
     """
 
     def __init__(self, checked: CheckableStep, batch: torch.Tensor, replay: _Replay, snapshot: Snapshot) -> None:
@@ -167,7 +167,7 @@ class _Passes:
         return bool(self.differences or self._moved)
 
     def calibrate(self) -> bool:
-        """Measure the noise, with the replay's routing if it differs on any rank. Return whether that is possible."""
+        """Measure the noise, with the replay's routing if routing differs on any rank. Return whether that was possible."""
         repeated: Routing = {}
         if largest_on_ranks(bool(self._moved), self._batch.device):
             repeated = self._replay.routing
@@ -210,7 +210,7 @@ def _replay(checked: CheckableStep, batch: torch.Tensor, snapshot: Snapshot) -> 
 
 
 def _update(checked: CheckableStep, replay: _Replay, snapshot: Snapshot) -> list[TensorDifference]:
-    """Run the optimizer uncaptured on the replay's gradients. Return how the captured one's results differ."""
+    """Run the optimizer uncaptured on the replay's gradients. Return how its results differ from the captured optimizer's."""
     if not replay.updated:
         return []
     with snapshot.restored():
@@ -220,7 +220,7 @@ def _update(checked: CheckableStep, replay: _Replay, snapshot: Snapshot) -> list
 
 
 def _noise(plain: Results, again: Mapping[str, float], perturbed: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the noise of each result: the larger difference of both passes, and at least the spacing of its numbers."""
+    """Return the noise of each result: the larger difference of both passes, but at least the spacing of its numbers."""
     relative = {name: max(again.get(name, 0.0), perturbed.get(name, 0.0)) for name in plain}
     numbers = {name for name, result in plain.items() if result.is_number}
     shared = max((relative[name] for name in numbers), default=0.0)
@@ -228,7 +228,7 @@ def _noise(plain: Results, again: Mapping[str, float], perturbed: Mapping[str, f
 
 
 def _parts(state: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return ``state`` in parts of few elements: PyTorch rounds the pinned copy of a large tensor up to twice its size."""
+    """Return ``state`` in parts, because PyTorch may round the pinned copy of a large tensor up to twice its size."""
     tensors = [tensor.detach() for tensor in state]
     return [
         part
@@ -242,7 +242,7 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _compare(results: Results, reference: Results) -> dict[str, float]:
-    """Return how far ``results`` are from ``reference``, for those that differ in a bit. Both have the same names."""
+    """Return the differences of ``results`` from ``reference``, only for those that differ in a bit. Both have equal names."""
     found = {name: result.difference(reference[name]) for name, result in results.items()}
     return {name: difference for name, difference in found.items() if difference is not None}
 
@@ -252,5 +252,5 @@ def _rows(differences: Mapping[str, float], noise: Mapping[str, float]) -> list[
 
 
 def _count_moved(experts: torch.Tensor, others: torch.Tensor) -> int:
-    """Count the tokens of which two choices differ, each int64 (T, topk), in any order."""
+    """Count the tokens whose two sets of experts differ. Both arguments are int64 (T, topk)."""
     return int((experts.sort(-1).values != others.sort(-1).values).any(-1).sum())

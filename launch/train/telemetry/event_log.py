@@ -31,14 +31,14 @@ class Recorder:
         self._entered = time.monotonic()
         self._peaks_reset = True
         self._earlier: list[Memory] = []
-        """Samples of this phase before its peaks were reset."""
+        """Samples of the current phase from before its peaks were reset."""
         self._clocks: PhaseClocks | None = None
         self.phase: Phase = "init"
         self.step: int | None = None
         self.write("enter", pid=os.getpid(), **identity_of(attempt))
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
-        """End the current phase, record its memory and clocks, and begin ``phase``. Do nothing if it is the current one."""
+        """End the current phase, record its memory and clocks, and begin ``phase``. Do nothing if it has already begun."""
         self.step = step
         if phase == self.phase:
             return
@@ -64,7 +64,7 @@ class Recorder:
             self.note("host memory peaks cannot be reset here: they cover the process, not a phase")
 
     def _turn_clocks(self) -> Clocks | None:
-        """Return the clocks of the phase that ends; None on a CPU, for the first phase, or if unknown."""
+        """Return the clocks of the phase that ends, or None on a CPU, for the first phase, or if unknown."""
         if self._clocks is not None:
             return self._clocks.turn()
         if self.device.type == "cuda":
@@ -75,7 +75,7 @@ class Recorder:
 
     @contextmanager
     def excluding(self) -> Iterator[None]:
-        """Keep the time and the memory that are used meanwhile out of the phase's seconds and peaks."""
+        """Exclude the time and memory used inside the context from the phase's seconds and peaks."""
         self._earlier.append(memory.sample(self.device))
         begun = time.monotonic()
         yield
@@ -86,20 +86,20 @@ class Recorder:
         self.write("note", message=redact(message))
 
     def exception(self, error: BaseException) -> None:
-        """Record ``error`` with its phase. The trace holds no private path."""
+        """Record ``error`` with its phase. Private paths are removed from the traceback."""
         trace = "".join(traceback.format_exception(error))
         cause = broken_by(error)
         self.write("exception", type=type(cause).__name__, message=redact(str(cause)), traceback=redact(trace))
 
     def write(self, kind: str, **content: Any) -> None:
-        """Write an event of ``kind``, whose content may hold records."""
+        """Write an event of ``kind``. Its content may include records (dataclasses)."""
         self._lines.write({"time": time.time(), "kind": kind, "phase": self.phase, "step": self.step, **content})
 
 
 def broken_by(error: BaseException) -> BaseException:
-    """Return ``error``, or its cause if ending a capture raised it.
+    """Return ``error``, or its cause if the end of a capture raised it.
 
-    torch.cuda.graph ends a capture that an exception leaves, and CUDA then raises an error of its own (901, or 904 for streams
+    If an exception leaves torch.cuda.graph, it ends the capture, and CUDA then raises another error (901, or 904 for streams
     that were not joined).
     """
     while error.__context__ is not None and _raised_in(error) == "capture_end":

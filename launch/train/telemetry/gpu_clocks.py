@@ -1,8 +1,8 @@
 """Clocks of a rank's GPU from NVIDIA's management library (NVML), read at the end of a phase and never within a step.
 
-The driver counts for how long it lowered the clocks for each reason. Two readings therefore cover everything between them, and
-nothing is sampled during timed steps. The GPU is found by its PCI address, because CUDA and NVML order devices differently. For a
-MIG instance this is the address of the whole GPU, whose clocks all instances share.
+For each reason, the driver counts the time for which it lowered the clocks. So two readings cover all time between them, and
+nothing is sampled during timed steps. The GPU is found by its PCI address, because CUDA and NVML order devices differently. For
+a MIG instance this is the address of the whole GPU, whose clocks all instances share.
 
 Source: nvml.h of CUDA 13.3 and of CUDA 12.6.
 """
@@ -23,8 +23,8 @@ LIBRARY = "libnvidia-ml.so.1"
 COUNTERS: Mapping[int, ClockReason] = {74: "power_cap", 75: "thermal", 76: "sync_boost"}
 """Fields NVML_FI_DEV_PERF_POLICY_POWER, _THERMAL and _SYNC_BOOST: nanoseconds since the driver was loaded.
 
-Hardware slowdowns have counters too, but their numbers changed: 252 and 253 in nvidia-ml-py for drivers 575.51 and 580.65, 270
-and 271 since 580.82, where 252 and 253 have another meaning. The bits below have not changed."""
+Hardware slowdowns have counters too, but their field numbers changed. They are 252 and 253 in nvidia-ml-py for drivers 575.51
+and 580.65, and 270 and 271 since 580.82, where 252 and 253 have another meaning. The bits below have not changed."""
 BITS: Mapping[int, ClockReason] = {
     0x04: "power_cap",
     0x08: "hardware_slowdown",
@@ -33,7 +33,7 @@ BITS: Mapping[int, ClockReason] = {
     0x40: "hardware_thermal",
     0x80: "power_brake",
 }
-"""nvmlClocksEventReason* without an idle GPU (0x01), clocks that were set (0x02) and display clocks (0x100)."""
+"""nvmlClocksEventReason*, except idle GPU (0x01), clocks set by a user (0x02) and display clocks (0x100)."""
 _SM = 1  # nvmlClockType_t, NVML_CLOCK_SM
 
 
@@ -42,7 +42,7 @@ class _Value(ctypes.Union):
 
 
 _WHOLE = {1: "uiVal", 2: "ulVal", 3: "ullVal"}
-"""The member of the union by nvmlValueType_t. Other types are not counts."""
+"""The union's member for each nvmlValueType_t. Other types are not counts."""
 
 
 class _FieldValue(ctypes.Structure):
@@ -132,7 +132,7 @@ def pci_address(device: torch.device) -> str:
 def between(before: Reading, after: Reading) -> Clocks:
     """Return the clocks between two readings of one GPU.
 
-    A counter that decreased is ignored: the driver was reloaded.
+    Ignore a counter that decreased, because the driver was then reloaded.
     """
     ran = {
         reason: after.counted[reason] - before.counted[reason] for reason in before.counted if reason in after.counted
@@ -150,7 +150,7 @@ def between(before: Reading, after: Reading) -> Clocks:
 
 
 class PhaseClocks:
-    """The clocks of ``device`` between readings; the constructor makes the first one.
+    """The clocks of ``device`` between readings. The constructor takes the first reading.
 
     ``unknown`` is the reason why throttling is unknown, or empty.
     """

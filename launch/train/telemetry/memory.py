@@ -37,7 +37,7 @@ def sample(device: torch.device) -> Memory:
 
 
 def with_earlier_peaks(last: Memory, earlier: Sequence[Memory]) -> Memory:
-    """Return ``last`` with the largest peaks of it and of ``earlier``."""
+    """Return ``last`` with the largest peaks of ``last`` and ``earlier``."""
 
     def largest(peaks: Iterable[int | None]) -> int | None:
         return max((peak for peak in peaks if peak is not None), default=None)
@@ -52,7 +52,7 @@ def with_earlier_peaks(last: Memory, earlier: Sequence[Memory]) -> Memory:
 
 
 def reset_peaks(device: torch.device) -> bool:
-    """Reset the peaks. Return False if the system does not allow it; the host's peak then covers the process."""
+    """Reset the peaks. Return False if the system does not allow it. The host's peak then covers the whole process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:

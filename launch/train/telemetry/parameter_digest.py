@@ -1,4 +1,4 @@
-"""A digest of a rank's parameters, which shows whether the optimizer has changed any."""
+"""A digest of a rank's parameters. It shows whether the optimizer has changed any of them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable
 import torch
 
 CHUNK_ELEMENTS = 2**20
-"""Elements to weigh at once, which bounds the temporary memory to a few times their size in int64."""
+"""The number of elements processed at once. It bounds temporary memory to a few times their size in int64."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SPREAD = 0x9E3779B97F4A7C15 - 2**64
 """An odd constant (SplitMix64's), as a signed integer."""
 
 
 def digest_parameters(parameters: Iterable[torch.Tensor]) -> str:
-    """Return a sum over the bits of all elements, each weighed by its place, modulo 2 ** 64, in hexadecimal digits.
+    """Return the sum of all elements' bits, each weighted by its position, modulo 2 ** 64, in hexadecimal digits.
 
-    One changed element always changes it, and so do two: updates of opposite sign do not cancel. The host waits for the
+    A change of one or two elements always changes the digest, so updates of opposite sign do not cancel. The host waits for the
     device once.
     """
     sums, place = [], 1

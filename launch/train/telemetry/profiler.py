@@ -1,7 +1,7 @@
 """Profile a few steps after the timed ones.
 
-Tracing disturbs replay, so a graphed step's duration is not read here, and its upper bound comes from its eager baseline. Its own
-kernel times show what communicating ranks wait for.
+Tracing disturbs replay, so the duration of a graphed step is not measured here, and the upper bound of its speed-up comes from
+its eager baseline. The graphed run's own kernel times show what communicating ranks wait for.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.profiler import ProfilerActivity, profile
 from launch.contract.records.probe import LastStep, Probe, Probed
 
 HOST_STEPS = 3
-"""Steps in which the host's time is measured without the profiler."""
+"""The number of steps in which the host's time is measured, without the profiler."""
 TRACED_STEPS = 3
 PARTS = 120
-"""Of the last traced step, each with the share in which the device worked."""
+"""The number of equal parts of the last traced step, each with the device's busy share."""
 PROBED_STEPS = HOST_STEPS + TRACED_STEPS
 COMMUNICATION = "nccl"
-"""A part of the names of kernels that move data between ranks."""
+"""The names of kernels that move data between ranks contain this."""
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
@@ -45,7 +45,7 @@ def trace(work: Callable[[], object]) -> Sequence[Any]:
 
 
 class StepsTrace:
-    """A trace that begins now, of steps that somebody else takes."""
+    """A trace of steps that the caller runs, from the construction of this object to ``end``."""
 
     def __init__(self) -> None:
         torch.cuda.synchronize()
@@ -53,7 +53,7 @@ class StepsTrace:
         self._profiler.start()
 
     def end(self, steps: int) -> Probed:
-        """Return what ``steps`` steps did. The host's own time is unknown."""
+        """End the trace and return the findings over ``steps`` steps. The host's time is unknown."""
         torch.cuda.synchronize()
         self._profiler.stop()
         return _summarise(_events(self._profiler), steps, None)
@@ -75,14 +75,14 @@ def calls_of(events: Iterable[Any]) -> list[tuple[int, str]]:
 
 
 def host_syncs(calls: Iterable[tuple[int, str]]) -> int:
-    """Count the calls that wait, between the first launch and the last. Outside these, the profiler waits."""
+    """Count the waiting calls between the first and the last launch. Calls outside are the profiler's own."""
     names = [name for _, name in sorted(calls)]
     launches = [place for place, name in enumerate(names) if "Launch" in name]
     return sum(name in WAITS for name in names[launches[0] : launches[-1]]) if launches else 0
 
 
 def _host_milliseconds(step: Callable[[torch.Tensor], object], batch: torch.Tensor) -> float:
-    """Return the time the host needs to enqueue a step onto an idle device, including any wait within the step."""
+    """Return the time that the host needs to enqueue a step onto an idle device, including any wait within the step."""
     torch.cuda.synchronize()
     begun = time.perf_counter()
     step(batch)
@@ -114,9 +114,9 @@ def _summarise(events: Iterable[Any], steps: int, host_ms: float | None) -> Prob
 
 
 def last_step(work: Iterable[tuple[int, int]], steps: int) -> LastStep | None:
-    """Return the last of ``steps`` steps that did ``work`` (start, end, in nanoseconds) on a device.
+    """Return the last of ``steps`` steps, given their ``work`` on a device as intervals (start, end, in nanoseconds).
 
-    Steps are told apart by the number of their intervals: None where these do not divide, or one step is all there is.
+    All steps must have the same number of intervals. Return None if the intervals do not divide evenly, or for a single step.
     """
     ordered = sorted(work)
     per_step, rest = divmod(len(ordered), steps)

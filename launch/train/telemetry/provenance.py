@@ -54,7 +54,7 @@ def versions() -> dict[str, str]:
 
 
 def _code() -> dict[str, Any]:
-    """Return the digest of the job's source, and its commit where that is known."""
+    """Return the digest of the job's source, and its commit if known."""
     package = Path(__file__).resolve().parents[2]
     content = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):

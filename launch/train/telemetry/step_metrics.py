@@ -1,4 +1,4 @@
-"""Write steps to disk one step late, so that reading a loss never makes the host wait for the step it just enqueued."""
+"""Write steps to disk one step late, so that the host never waits for the step that it just enqueued."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launch.contract.records.step_metrics import StepMetrics
 
 
 class StepTimer:
-    """Time one step: by CUDA events on a GPU, by the wall clock on a CPU, where a step ends when its call returns."""
+    """Time one step: by CUDA events on a GPU, by the wall clock on a CPU, where a step is done when its call returns."""
 
     def __init__(self, device: torch.device) -> None:
         self._events = None
@@ -57,7 +57,7 @@ class PendingStep:
 class Metrics:
     """Read each step's numbers one step late. Rank 0 writes them.
 
-    Every rank checks them, so that all end together.
+    Every rank checks them, so all ranks end together.
     """
 
     def __init__(self, attempt: AttemptPaths, rank: int) -> None:
@@ -68,7 +68,7 @@ class Metrics:
         """Take ``pending`` and write the step before it.
 
         Raises:
-            NumericError: the step before it has a loss or gradient norm that is not finite. It is on disk.
+            NumericError: the previous step has a loss or gradient norm that is not finite. This step is on disk.
         """
         self.flush()
         self._pending = pending
