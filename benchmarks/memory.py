@@ -31,7 +31,7 @@ from orchestrator.recipe.recipe import load
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 RESULTS, PAGE, REPORT = DOCS / "results", DOCS / "memory.md", DOCS / "results" / "forecast" / "report.md"
-EXAMPLE = "plan gpt_oss_120b --explain memory transformer_engine.attn"
+EXAMPLE = "plan gpt_oss_120b --explain memory transformer_engine.attn.mended"
 MISS = 0.05
 EXPLAINED = {
     ("failure_gallery", "eager, kind=input_freed"): "The injected fault holds 64 MiB, which no recipe implies.",

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from analysis.records.load import load
+from analysis.report.json_report import report_to_json
+from analysis.report.report_data import report_data
 from analysis.sweep.fit_matrix import outcome_matrix, state_of, states_of
 from analysis.sweep.judge_cells import compare_cells
+from analysis.sweep.judge_sweep import judge_sweep
 from launch.contract.outcomes import Outcome, OutcomeName
 from launch.contract.records.events import Phase
 from tests.records import AttemptRecord, write_sweep
@@ -78,6 +81,10 @@ def test_the_report_has_the_matrix_and_the_phases(tmp_path: Path) -> None:
     measured, expected = (forecasts.split(" | ")[number::2] for number in (1, 2))
     assert measured == ["4.62 GiB", "5.42 GiB", "5.27 GiB"]
     assert [words.split()[1].rstrip("|") for words in expected] == ["MiB"] * 3
+    content = report_to_json(report_data(judge_sweep(sweep)))
+    of_cells = [cell["memory_forecast"] for cell in content["cells"]]
+    assert [list(phases) for phases in of_cells] == [["warmup", "measure"], *[["warmup", "capture", "measure"]] * 2]
+    assert all(0 < peak["allocated"] < peak["device"] for phases in of_cells for peak in phases.values())
     failed = next(line for line in text.splitlines() if line.startswith("| A2 |"))
     assert failed.endswith("| - |"), "no headroom is told of a phase that ran out of memory"
 
