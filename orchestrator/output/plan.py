@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from analysis.memory.forecast import RankForecast
 from launch.common.text import count, size
@@ -77,7 +77,7 @@ def print_plan(
             print(f"; up to {plan.looks[-1]} repeats, ends after {early} if verdicts are settled", end="")
         print(":")
         _print_runs(bundle, cells)
-        _print_commands(dict.fromkeys(cells[run_id].cell_id for run_id in bundle.run_ids), plan.cells)
+        _print_commands({cells[run_id].cell_id: cells[run_id] for run_id in bundle.run_ids}.values())
     if plan.bundles_if_needed:
         print("\nonly if a verdict needs it, since eager repeats are equal to the bit and graphed runs are not:")
     for bundle in plan.bundles_if_needed:
@@ -114,14 +114,13 @@ def print_not_checked(matters: Sequence[str], reason: str) -> None:
 
 
 def _print_runs(bundle: PlannedBundle, cells: Mapping[str, Cell]) -> None:
-    for run_id in bundle.run_ids:
-        print(f"  {run_id:44} {cells[run_id].label}")
+    print("\n".join(f"  {run_id:44} {cells[run_id].label}" for run_id in bundle.run_ids))
 
 
-def _print_commands(wanted: Collection[str], cells: Sequence[Cell]) -> None:
+def _print_commands(cells: Iterable[Cell]) -> None:
     """Print what the cells of engine command will run, and where."""
     for cell in cells:
-        if cell.cell_id in wanted and (spec := cell.run_spec).engine == "command":
+        if (spec := cell.run_spec).engine == "command":
             print(f"  {cell.label}: cd {spec.command.workdir}; {shlex.join(command_words(spec, {}))}")
             if untried := FRAMEWORKS[spec.command.framework].untried:
                 print(f"    not run: this version never ran framework {spec.command.framework} {untried}")

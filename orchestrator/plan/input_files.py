@@ -11,8 +11,6 @@ from launch.contract.errors import OrchestratorError
 from launch.contract.plan import Plan
 from launch.contract.spec import Model, RunSpec
 from launch.data.fields import check_length
-from launch.data.indexed_dataset import open_pair
-from launch.data.text_files import text_files
 from launch.data.tokenizer import load_tokenizer
 from launch.frameworks.command_line import command_words, script_of
 from orchestrator.errors import InputError, Problem
@@ -53,9 +51,14 @@ def _missing_program(spec: RunSpec) -> Iterator[Problem]:
 
 def _open_data(spec: RunSpec) -> None:
     data = spec.data
+    # Imported where they are needed: both load numpy.
     if data.kind == "text":
+        from launch.data.text_files import text_files
+
         text_files(data)
     if data.kind == "indexed" and data.path is not None:
+        from launch.data.indexed_dataset import open_pair
+
         pair = open_pair(data.path)
         check_length(pair.name, len(pair.tokens), spec.training.sequence_length + 1)
     if data.tokenizer is not None:
