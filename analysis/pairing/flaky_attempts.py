@@ -94,7 +94,7 @@ def _is_in_order(steps: Steps) -> bool:
 
 def _deviation(steps: Steps, eager: Sequence[Steps], margins: Margins, first: int | None) -> str:
     """Describe the largest difference of ``steps`` from the mean of ``eager``; return "" if none exceeds its margin."""
-    begin = first_compared(steps.phase.tolist()) if first is None else first
+    begin = first_compared(steps.phase) if first is None else first
     end = min(len(curve) for curve in (steps, *eager)) if eager else 0
     if begin is None or begin >= end:
         return ""

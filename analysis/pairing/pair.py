@@ -70,7 +70,7 @@ class Pair:
     @property
     def first_compared(self) -> int:
         """The index of the first step after the capture; 0 without a capture."""
-        return ladder.first_compared(self.attempts[1].steps.phase.tolist()) or 0
+        return ladder.first_compared(self.attempts[1].steps.phase) or 0
 
 
 def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: Margins) -> Pair:
@@ -249,7 +249,7 @@ def _compare_digests(eager: Attempt, graphed: Attempt) -> Verdict | None:
 
 def _compare_curves(eager: Steps, graphed: Steps, spec: RunSpec) -> Verdict | None:
     """Judge two curves by the rungs that need no repeats; return None if they do not decide."""
-    first = ladder.first_compared(graphed.phase.tolist())
+    first = ladder.first_compared(graphed.phase)
     if first is None:
         return Verdict("INCOMPARABLE", "the graphed run recorded no capture step", "look at its failure, or its log")
     exact = ladder.judge_exact({"eager run": eager}, {"graphed run": graphed}, np.arange(spec.training.steps), first)

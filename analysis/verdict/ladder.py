@@ -29,6 +29,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from analysis.records.steps import Integers, Metric, Steps
 from analysis.verdict.completeness import Curves, check_complete
 from analysis.verdict.curve_difference import METRICS, Differences, MetricTests, Sample, measure_differences
@@ -55,10 +58,10 @@ from launch.contract.plan import Margins
 _SINGLE = "shown on a single graphed run, so repeats of it may differ more"
 
 
-def first_compared(phases: Sequence[str]) -> int | None:
+def first_compared(phases: NDArray[np.str_]) -> int | None:
     """Return the index after the last capture step, from the phase of each step; None without a capture."""
-    captures = [place for place, phase in enumerate(phases) if phase == "capture"]
-    return captures[-1] + 1 if captures else None
+    captures = np.flatnonzero(phases == "capture")
+    return int(captures[-1]) + 1 if len(captures) else None
 
 
 def judge_exact(
