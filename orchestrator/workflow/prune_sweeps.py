@@ -7,6 +7,7 @@ the store by one rename, and what is left of it then is deleted by the next prun
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 import shutil
@@ -106,8 +107,10 @@ def _was_taken_out(path: Path) -> bool:
 
 
 def _drop_outside(folder: Path, paths: Iterable[Path]) -> list[Path]:
-    """Return the ``paths`` that lie in ``folder``, and not behind a link that leads out of it."""
-    return [path for path in paths if path.resolve().is_relative_to(folder.resolve())]
+    """Return those ``paths`` in ``folder`` that exist, without what lies behind a link that leads out of it."""
+    root = folder.resolve()
+    # To resolve a path takes ten times as long as to find that it is not there, as most are.
+    return [path for path in paths if os.path.lexists(path) and path.resolve().is_relative_to(root)]
 
 
 def _reason_to_keep(sweep: SweepPaths, older_than_days: float | None) -> str:
