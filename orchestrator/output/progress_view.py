@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -118,6 +119,8 @@ View: TypeAlias = LineView | LiveView
 
 @contextlib.contextmanager
 def open_view(plan: Plan) -> Iterator[View]:
+    # Who watches for days would keep what cycles hold.
+    gc.set_threshold(100_000)
     if sys.stdout.isatty():
         with Live(console=Console(file=raw_stdout()), refresh_per_second=4) as live:
             yield LiveView(plan, live)
