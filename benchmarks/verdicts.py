@@ -437,8 +437,8 @@ def run_of(random: np.random.Generator, mean_ms: float, kind: str, graphed: bool
     elif kind.startswith("slow ") and " half" in kind and not graphed:
         share = {"first": 0, "middle": 0.25, "last": 0.5, "any": random.uniform(0, 0.5)}[kind.split(" ")[1]]
         times[int(share * STEPS) : int((share + 0.5) * STEPS)] *= 1.1
-    elif kind == "slow but for the last tenth, uneven" and not graphed:
-        times[: -STEPS // 10] *= 1.1
+    elif kind.startswith("slow but for the last ") and not graphed:
+        times[: -STEPS // {"tenth": 10, "twentieth": 20}[kind.split()[5].rstrip(",")]] *= 1.1
     elif kind == "stalls" and graphed:
         times[24::25] *= 3
     zeros = np.zeros(STEPS)

@@ -3,10 +3,10 @@
 A run may begin in a state that it leaves slowly, such as cold caches, or change its state suddenly, such as its clocks. If one
 side of every pair does this, all ratios are wrong in the same way, and no interval over pairs shows it. The steps show it.
 
-A window is cut into blocks. A straight line, or a stretch of blocks with another level, may stand out from the noise, in all
-pairs together or in one of them. If nothing stands out, the speed-up is steady. Otherwise the speed-up may be that of the
-stretches, that of the other blocks, or an extrapolation of the straight line through the second half. The second half is used
-because most transients slow down. Each of these has its own uncertainty.
+A window is cut into blocks. A straight line, one change of level, or a stretch of blocks with another level may stand out from the
+noise, in all pairs together. Such a stretch may also do so in one pair. If nothing stands out, the speed-up is steady. Otherwise the
+speed-up may be that of the stretches, that of the other blocks, or an extrapolation of the straight line through the second half. The
+second half is used because most transients slow down. Each of these has its own uncertainty.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ BLOCKS = 20
 """Parts of a window. A block's mean averages out the noise that neighbouring steps share."""
 HORIZON = 3
 """The number of windows ahead for which a verdict must hold."""
-MISTAKEN = 0.1
-"""The probability that noise looks like a change. The line, the stretches of all pairs and those of one pair have equal
-shares."""
+MISTAKEN = 0.13
+"""The probability that noise looks like a change. The line, one change, the stretches of all pairs and those of one pair have
+equal shares."""
 ALPHA = 0.05
 """The probability that a level or an extrapolated ratio is outside its interval."""
 STRETCHES: Floats = np.array(
@@ -35,6 +35,9 @@ STRETCHES: Floats = np.array(
 )
 """Consecutive blocks, shape (stretches, blocks). None ends with the last block, because the other blocks then form a
 stretch."""
+CHANGES: Floats = np.tri(BLOCKS - 1, BLOCKS)
+"""One change of level after any block, shape (changes, blocks). They are stretches too, but few, so that a smaller one stands
+out."""
 LINE: Floats = np.arange(BLOCKS, dtype=float)[None]
 
 Interval = tuple[float, float]
@@ -56,7 +59,7 @@ def later_ratios(profiles: Sequence[Profile]) -> Interval:
     """Return bounds on the factor by which a cell's ratio may change: 1 and 1 if noise explains its pairs' ``profiles``."""
     blocks = np.array(profiles)
     if not any(_stands_out(each, STRETCHES, len(blocks)) for each in blocks[:, None]) and not (
-        _stands_out(blocks, STRETCHES) or _stands_out(blocks, LINE)
+        any(_stands_out(blocks, shapes) for shapes in (STRETCHES, CHANGES, LINE))
     ):
         return 1.0, 1.0
     logs = [*_levels(blocks), *_ahead(blocks[:, BLOCKS // 2 :])]
@@ -67,7 +70,7 @@ def _stands_out(blocks: Floats, shapes: Floats, looks: int = 1) -> bool:
     """Return whether one of ``shapes`` stands out in ``blocks``, shape (pairs, blocks). This is one of ``looks`` such tests."""
     size, left, degrees = _fit(blocks, shapes)
     found = np.abs(size.mean(axis=0)) * math.sqrt(len(blocks))
-    return bool((found > quantile(1 - MISTAKEN / 6 / len(shapes) / looks, degrees) * left).any())
+    return bool((found > quantile(1 - MISTAKEN / 8 / len(shapes) / looks, degrees) * left).any())
 
 
 def _fit(blocks: Floats, shapes: Floats) -> tuple[Floats, Floats, int]:

@@ -26,6 +26,7 @@ NOTE = (
     f"further from their run's median than {FENCE:g} robust standard deviations and {NOTICEABLE:.0%}. Both sides leave them out, "
     f"unless they are more than {RARE:.0%} of a run or on one side only: then they are how the run behaves, and all steps count. "
     "A verdict must also survive four checks: outliers kept, drift between repeats, the order of runs, changes within the window. "
+    "Steady steps are the window's length. Whatever lasts longer counts as steady: longer runs show whether a speed-up stays. "
     "Graphs and seconds of a capture are the largest of ranks and repeats; with torch_compile they include the compilation."
 )
 NOTE_AUTO = (

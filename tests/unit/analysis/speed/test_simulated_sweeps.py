@@ -87,6 +87,11 @@ def test_a_step_that_is_not_faster_is_called_faster_as_rarely_as_the_interval_pr
     assert found["SLOWER"] <= 0.05 * SWEEPS
 
 
+def test_a_slow_state_of_nearly_the_whole_window_is_seldom_called_faster() -> None:
+    """Five of 100 steps are not slow, beside noise of half their size. docs/speed.md has the rates, and what no test can do."""
+    assert verdicts(1.0, 3, "slow but for the last twentieth, uneven")["FASTER"] <= 0.08 * SWEEPS
+
+
 def test_a_transient_does_not_hide_a_large_speed_up() -> None:
     assert verdicts(1.5, 3, "cools over 15")["FASTER"] >= 0.95 * SWEEPS
 
