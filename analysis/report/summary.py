@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from analysis.limits.speedup_bound import NEAR, Bound
 from analysis.report.headline import headline
 from analysis.speed.confidence_interval import ALPHA
+from analysis.speed.speedup import Speed
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.exit_code import exit_code
 from analysis.sweep.ranking import diverging_cells, rank
@@ -41,6 +42,8 @@ class Summary:
     unvalidated: str
     """Why nothing was validated; empty if a graphed cell was to run."""
     exit_code: ExitCode
+    repeats_to_decide: int | None
+    """About how many repeats decide on speed, where it is undecided and more repeats would do."""
     headline: str
     notes: tuple[str, ...]
 
@@ -51,6 +54,7 @@ class Summary:
 
 def summarise(results: Sequence[CellResult]) -> Summary:
     unvalidated, decision = _describe_unvalidated(results), headline(results)
+    undecided = _undecided([result for result in results if result.cell.state == "run"])
     verdicts = Counter(result.verdict.verdict for result in results if result.verdict)
     cells = Counter(str(result.cell.state) for result in results)
     return Summary(
@@ -60,6 +64,7 @@ def summarise(results: Sequence[CellResult]) -> Summary:
         unfinished_runs=sum(run.attempt is None for result in results for run in result.runs),
         unvalidated=unvalidated,
         exit_code=exit_code(results) or (ExitCode.INCONCLUSIVE if unvalidated else ExitCode.PASS),
+        repeats_to_decide=undecided[0].repeats_to_decide if undecided else None,
         headline=one_line(decision or f"**Nothing was validated**: {unvalidated}."),
         notes=tuple(map(one_line, filter(None, _notes(results, decision)))),
     )
@@ -73,7 +78,8 @@ def _notes(results: Sequence[CellResult], decision: str) -> Iterator[str]:
     yield from (_bad_news(ran, *problem) for problem in PROBLEMS)
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
-    yield _undecided_speed(ran)
+    if undecided := _undecided(ran):
+        yield f"Speed undecided: `{undecided[1].cell.label}` ({undecided[0].reason})."
     yield from _stopped(ran)
     yield _not_ranked(ran)
     yield _fastest(ran, decision)
@@ -141,14 +147,13 @@ def _expected_failures(ran: Sequence[CellResult]) -> str:
     return f"{count('cell', len(met))} failed as expected." if met else ""
 
 
-def _undecided_speed(ran: Sequence[CellResult]) -> str:
-    """If no cell is FASTER, return what the undecided cell with the largest measured speed-up lacks for a verdict."""
+def _undecided(ran: Sequence[CellResult]) -> tuple[Speed, CellResult] | None:
+    """If no cell is FASTER, return the undecided cell with the largest measured speed-up."""
     timed = [(result.speed.speedup, result) for result in ran if result.passes and not result.speed.timing_doubt]
     unsure = [(speed, result) for speed, result in timed if speed and speed.verdict == "INCONCLUSIVE"]
     if not unsure or any(speed and speed.verdict == "FASTER" for speed, _ in timed):
-        return ""
-    speed, result = max(unsure, key=lambda item: item[0].ratio)
-    return f"Speed undecided: `{result.cell.label}` ({speed.reason})."
+        return None
+    return max(unsure, key=lambda item: item[0].ratio)
 
 
 def _stopped(ran: Sequence[CellResult]) -> Iterator[str]:

@@ -30,7 +30,7 @@ def print_report(paths: SweepPaths, plan: Plan) -> None:
     if content["total_cells"] > MOST_ROWS:
         print(f"... and {content['total_cells'] - MOST_ROWS} more cells in the report")
     print(f"\nreport: {paths.report / 'report.md'}")
-    repeats = max((cell["speed"]["repeats_to_decide"] or 0 for cell in content["cells"] if cell["speed"]), default=0)
+    repeats = content["summary"]["repeats_to_decide"]
     if repeats and plan.overrides is not None:
         print(f"to decide on speed: {sweep_command(paths, plan, repeats)}")
 

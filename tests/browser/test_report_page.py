@@ -204,5 +204,7 @@ def test_it_fits_a_phone_by_day_and_by_night(page: Chromium, dark: bool) -> None
         "[...document.querySelectorAll('figure svg')].filter(s => s.getBoundingClientRect().right > innerWidth).length"
     )
     assert page.evaluate(wide) == 0
+    head = "(() => { const box = document.querySelector('.table'); return box.scrollWidth - box.clientWidth; })()"
+    assert page.evaluate(head) <= 0, "the first table, replay included, needs no scrolling"
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (ground == "rgb(255, 255, 255)") != dark
