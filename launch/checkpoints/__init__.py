@@ -1,1 +1,1 @@
-"""Checkpoint files in the layout of Hugging Face transformers: what they must hold, and what they hold."""
+"""Checkpoint files in the layout of Hugging Face transformers: their required and their actual content."""

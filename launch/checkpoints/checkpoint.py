@@ -1,6 +1,6 @@
 """Check a checkpoint in the Hugging Face layout against the model of a recipe, before any tensor is read.
 
-Nothing here imports torch, so a login node finds what a job would refuse.
+Nothing here imports torch, so a login node can find the problems for which a job would refuse the checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Checkpoint:
     entries: tuple[Entry, ...]
     tensors: Mapping[str, Tensor]
     has_config: bool
-    """Whether the checkpoint has a config.json. Without one, values that no shape shows are not checked: heads, rotary
+    """Whether the checkpoint has a config.json. Without one, values that shapes do not show are not checked: heads, rotary
     positions, windows, the epsilon of norms, the choice of experts."""
 
     @property
@@ -51,7 +51,7 @@ class Checkpoint:
             raise checkpoint_error(self.path, [unreadable(Path(error.filename or self.path).name, error)]) from error
 
     def not_finite(self, names: Sequence[str], precision: str) -> CheckpointError:
-        """Return the error for tensors that hold NaN or infinity when read in ``precision``."""
+        """Return the error for tensors with NaN or infinite numbers when read in ``precision``."""
         found = f"NaN or infinite numbers, read in {precision}, in {shortened(names)}"
         return checkpoint_error(self.path, [problem(found, f"{COPY_AGAIN}, or name another checkpoint")])
 
@@ -96,7 +96,7 @@ def checkpoint_error(path: str, problems: Sequence[Reason]) -> CheckpointError:
 
 def _tensor_problems(model: Model, entries: tuple[Entry, ...], files: Files, packed: bool) -> Iterator[Reason]:
     if files.problems and not files.tensors:
-        # Nothing could be read. Calling all tensors missing would hide the cause.
+        # Nothing could be read. To report all tensors as missing would hide the cause.
         return
     expected = {tensor.name: tensor for entry in entries for tensor in entry.tensors}
     missing = [name for name in expected if name not in files.tensors and name not in files.unread]
@@ -150,7 +150,7 @@ def _describe_expected(expected: Expected) -> str:
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any] | None, tuple[Reason, ...]]:
-    """Read a checkpoint's config.json: None if it is missing or cannot be read."""
+    """Read a checkpoint's config.json. Return None for it if it is missing or cannot be read."""
     file = (path if path.is_dir() else path.parent) / "config.json"
     try:
         return read_object(file), ()

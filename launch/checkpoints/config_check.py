@@ -1,8 +1,8 @@
 """Compare a checkpoint's config.json with the recipe's model section.
 
-A decoder whose mathematics differs from that of its weights raises no error and computes nonsense. Every value with a field
-in the model section is therefore compared. Values missing from config.json are not, except for rotary positions. Its keys are
-those of transformers' configuration classes.
+If a decoder's mathematics does not fit its weights, it raises no error and computes nonsense. So every value that has a field
+in the model section is compared. Values missing from config.json are not compared, except for rotary positions. The keys of
+config.json are those of transformers' configuration classes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ROTARY_DEFAULTS: Mapping[str, Config] = {
 }
 """transformers' default rotary scaling by model_type (models/gpt_oss/configuration_gpt_oss.py). Others have none."""
 QK_NORM: Mapping[str, bool] = {"llama": False, "qwen3": True}
-"""Whether queries and keys are normalised, for model types that share a layout."""
+"""Whether queries and keys are normalised, for model types with the same tensors."""
 CONSTANTS: Mapping[str, object] = {"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 """Values that all supported architectures share, so the model section has no field for them."""
 
@@ -115,7 +115,7 @@ def _sizes(model: Model, config: Config) -> Iterator[str]:
 
 
 def _rotary(model: Model, config: Config) -> Iterator[str]:
-    """Compare rotary positions: transformers 5 writes ``rope_parameters``, earlier ones ``rope_theta`` and ``rope_scaling``."""
+    """Compare rotary positions. transformers 5 writes ``rope_parameters``, earlier ones ``rope_theta`` and ``rope_scaling``."""
     rotary = {key: config[key] for key in ("rope_theta", "partial_rotary_factor") if key in config}
     model_type = config.get("model_type")
     default = ROTARY_DEFAULTS.get(model_type, {}) if isinstance(model_type, str) else {}
@@ -186,5 +186,5 @@ def _same(ours: object, found: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether float64 holds ``value``: JSON has whole numbers of any length, and Python reads NaN."""
+    """Return whether ``value`` is a number that float64 can represent. JSON has whole numbers of any length."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < sys.float_info.max

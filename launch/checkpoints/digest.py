@@ -15,11 +15,11 @@ from launch.contract.spec_ids import canonical
 WHOLE_BYTES = 1 << 20
 SAMPLE_BYTES = 16 << 10
 FILES_AT_ONCE = 16
-"""A shared file system is slow to answer a read, but answers many at once."""
+"""The number of files read at once. A shared file system answers a single read slowly, but many at the same time."""
 
 
 def digest_of_all(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256, in hexadecimal digits, of every tensor's name and :func:`digest_of`, in any division into files.
+    """Return the SHA-256, in hexadecimal digits, of all tensors' names and digests. The division into files does not matter.
 
     For Qwen3-235B-A22B, with 36,000 matrices of 12 MiB, this reads 1.8 GB.
 
@@ -39,7 +39,7 @@ def digest_of_all(tensors: Mapping[str, Tensor]) -> str:
 def digest_of(tensor: Tensor) -> str:
     """Return the SHA-256, in hexadecimal digits, of a tensor's type, shape and bytes.
 
-    A tensor above 1 MiB contributes 16 KiB at its start, middle and end: routers and norms are small, and a training step
+    Of a tensor above 1 MiB, only 16 KiB at its start, middle and end count. Routers and norms are smaller, and a training step
     changes nearly every element of a large matrix.
 
     Raises:

@@ -1,7 +1,7 @@
 """A table from the tensors of a Hugging Face checkpoint to our parameters.
 
-Names and shapes are those of transformers' models (models/llama, qwen3, qwen3_moe, gpt_oss) and of the published checkpoints:
-experts one by one in Qwen3-MoE, stacked in GPT-OSS with gate and up interleaved, and packed as MXFP4 in its published files.
+Names and shapes are those of transformers' models (models/llama, qwen3, qwen3_moe, gpt_oss) and of the published checkpoints.
+Qwen3-MoE has one tensor per expert. GPT-OSS stacks experts and interleaves gate and up; its published files pack them as MXFP4.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Form = Literal["rows", "experts", "interleaved", "packed", "packed_interleaved"]
 """
 
 MXFP4_BLOCK = 32
-"""Values that share a scale (OCP Microscaling Formats 1.0, section 5.2); a byte holds two of them."""
+"""The number of values that share a scale (OCP Microscaling Formats 1.0, section 5.2). A byte contains two values."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A tensor that the checkpoint must hold. ``packed`` ones hold bytes, all others floating-point numbers."""
+    """A tensor that the checkpoint must have. A ``packed`` tensor contains bytes; all others contain floating-point numbers."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A family of checkpoints with the same names, and the model fields that its mathematics fix."""
+    """A family of checkpoints with the same tensor names, and the model fields whose values it fixes."""
 
     name: str
     model_types: tuple[str, ...]
@@ -78,14 +78,14 @@ GPT_OSS = Architecture(
 
 
 def architecture_of(model: Model) -> Architecture:
-    """The one whose names the checkpoint of ``model`` must have, by its kind of feed-forward layer."""
+    """Return the architecture whose names the checkpoint of ``model`` must have, by its kind of feed-forward layer."""
     if not model.is_moe:
         return DENSE
     return GPT_OSS if model.activation == "clamped_quick_gelu_glu" else QWEN3_MOE
 
 
 def shape_mismatches(model: Model) -> tuple[str, ...]:
-    """What keeps ``model`` from being of its architecture, a text a field: ``model.qk_layernorm=False, not True``."""
+    """Return a text for each field of ``model`` that does not fit its architecture: ``model.qk_layernorm=False, not True``."""
     fixed = architecture_of(model).fixed
     return tuple(
         f"model.{name}={getattr(model, name)!r}, not {value!r}"
@@ -95,10 +95,10 @@ def shape_mismatches(model: Model) -> tuple[str, ...]:
 
 
 def table(model: Model, packed: bool = False) -> tuple[Entry, ...]:
-    """Every parameter of a decoder for ``model``, which launch/support/layout.py must accept; no tensor comes twice.
+    """Return every parameter of a decoder for ``model``, which launch/support/layout.py must accept. No tensor occurs twice.
 
     Args:
-        packed: the experts of GPT-OSS are MXFP4. ``hidden_size`` and ``moe_ffn_hidden_size`` are then whole blocks.
+        packed: whether the experts of GPT-OSS are MXFP4. ``hidden_size`` and ``moe_ffn_hidden_size`` are then whole blocks.
     """
     return tuple(_entries(model, packed))
 
@@ -135,7 +135,7 @@ def _attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
 
 
 def _feed_forward(model: Model, number: int, ours: str, theirs: str, packed: bool) -> Iterator[Entry]:
-    # Megatron-Core: with a frequency of n every n-th layer from the first on is a mixture of experts.
+    # As in Megatron-Core, with a frequency of n every n-th layer from the first one on has experts.
     if not model.has_experts(number):
         return _dense(model, ours, theirs)
     if architecture_of(model) is GPT_OSS:

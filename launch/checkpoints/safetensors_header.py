@@ -1,6 +1,6 @@
-"""The tensors of a safetensors file, from its header alone.
+"""The tensors of a safetensors file, read from its header.
 
-The library checks the file. It does not tell where a tensor's bytes begin, which a digest needs; the header does
+The library checks the file. It does not say where a tensor's bytes begin, which a digest needs. The header says it
 (https://github.com/huggingface/safetensors#format).
 """
 
@@ -20,7 +20,7 @@ LENGTH_BYTES = 8
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in a file. ``dtype`` is safetensors' spelling: F64, F32, BF16, U8. ``size`` and ``start`` are in bytes."""
+    """A tensor in a file. ``dtype`` has safetensors' spelling: F64, F32, BF16, U8. ``size`` and ``start`` are in bytes."""
 
     file: Path
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
         ValueError: the safetensors library refuses the file.
         OSError: the file cannot be read.
     """
-    # Opened here first: the library reports a folder as an unknown device, and waits for the writer of a FIFO.
+    # Open the file here first, because the library reports a folder as an unknown device, and waits for the writer of a FIFO.
     with open_regular(path) as file:
         try:
             with safe_open(path, framework="np"):

@@ -16,15 +16,15 @@ INDEX = "model.safetensors.index.json"
 REWRITE = "rewrite the checkpoint with save_pretrained"
 COPY_AGAIN = "copy or download it again"
 SHOWN = 8
-"""Items that a message lists before it counts the rest."""
+"""The number of items that a message lists before it counts the rest."""
 
 problem = partial(Reason, "checkpoint")
-"""Makes the reason why a checkpoint cannot be used, of a message and its fix."""
+"""Makes the reason why a checkpoint cannot be used, from a message and its fix."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Everything that could be read. ``unread`` are tensors in files that could not be read, by the index."""
+    """Everything that could be read. ``unread`` has the tensors that the index places in unreadable files."""
 
     tensors: Mapping[str, Tensor]
     problems: tuple[Reason, ...] = ()
@@ -55,7 +55,7 @@ def read_files(path: Path) -> Files:
 
 
 def _read_headers(folder: Path, files: Set[str], shards: Mapping[str, str] | None = None) -> Files:
-    """Read the headers of ``files``. ``shards`` is the index, from tensors to files; None where there is none."""
+    """Read the headers of ``files``. ``shards`` is the index, from tensors to files, or None if there is none."""
     tensors: dict[str, Tensor] = {}
     holders: dict[str, list[str]] = {}
     broken: dict[str, Reason] = {}
@@ -90,7 +90,7 @@ def unreadable(name: str, error: OSError | ValueError) -> Reason:
 
 
 def shortened(items: Collection[str]) -> str:
-    """Return the first of ``items``, and how many more there are: "a, b and 2 more"."""
+    """Return the first of ``items`` and the number of the rest: "a, b and 2 more"."""
     shown = ", ".join(list(items)[:SHOWN])
     return f"{shown} and {len(items) - SHOWN} more" if len(items) > SHOWN else shown
 
@@ -106,7 +106,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def _misplaced(shards: Mapping[str, str], holders: Mapping[str, list[str]]) -> Iterator[Reason]:
-    """Yield tensors whose file is ambiguous."""
+    """Yield problems with tensors that are in several files, or in another file than the index says."""
     twice = [f"{name} in {' and '.join(files)}" for name, files in holders.items() if len(files) > 1]
     if twice:
         yield problem(f"tensors in more than one file ({len(twice)}): {shortened(twice)}", REWRITE)

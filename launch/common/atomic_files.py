@@ -18,24 +18,24 @@ from typing import Any, BinaryIO
 from launch.common.regular_file import not_regular, read_regular
 
 MOST_JSON_BYTES = 2 << 30
-"""A plan of 100,000 runs has some hundred MiB."""
+"""The largest JSON file to read. A plan of 100,000 runs has some hundred MiB."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of a write without room: on the disk, in a quota, or within the shell's limit (ulimit -f)."""
+"""Error numbers of a write that finds no space on the disk, in a quota, or within the shell's limit (ulimit -f)."""
 
 
 MISPLACED = (errno.EISDIR, errno.ELOOP)
-"""Error numbers of a path where a folder, or a link, is in place of a file."""
+"""Error numbers of a path that is a folder or a link instead of a file."""
 _FIXES = {
     **dict.fromkeys(FULL, "free space there"),
     errno.EISDIR: "it must be a file: move the folder away",
     errno.ENOTDIR: "it, or a part of it, must be a folder: move the file away",
     errno.ELOOP: "it must be no link: delete the link",
 }
-"""The fix, by the number of an error."""
+"""The fix by error number."""
 
 
 def explain(error: Exception) -> str:
-    """Return what is wrong, with the path and the fix where they are known."""
+    """Return the message of ``error``, with the path and the fix if they are known."""
     if not isinstance(error, OSError) or error.errno not in _FIXES:
         return str(error)
     place = f"{error.filename}: " if error.filename else ""
@@ -43,11 +43,11 @@ def explain(error: Exception) -> str:
 
 
 class RecordError(Exception):
-    """A record on disk is not what it should be. The message names the file and the place in it."""
+    """A record on disk is not as it should be. The message names the file and the place in it."""
 
 
 def members(record: Any, *names: str) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, as they are; with ``names`` those fields and properties."""
+    """Return the fields of a dataclass by name, unconverted; with ``names`` only these fields and properties."""
     return {name: getattr(record, name) for name in names or record.__dataclass_fields__}
 
 
@@ -56,7 +56,7 @@ _PLAIN = {str, int, bool, type(None)}
 
 
 def encode(value: Any) -> Any:
-    """Return ``value`` as JSON has it: dataclasses as objects, and floats that are not finite as :data:`NOT_FINITE`."""
+    """Return ``value`` as a JSON value: dataclasses as objects, and floats that are not finite as :data:`NOT_FINITE`."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, float) and not math.isfinite(value):
@@ -91,7 +91,7 @@ def amount(value: Any, name: str = "a figure") -> float:
 
 
 _LINES = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
-"""Made once: a line is written in every step."""
+"""Made only once, because a line is written in every step."""
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
@@ -105,12 +105,12 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file ``path`` atomically: a reader sees the old file or the new one."""
+    """Replace the file ``path`` atomically, so that a reader sees either the old file or the new one."""
     write_bytes(path, _utf8(text))
 
 
 def _utf8(text: str) -> bytes:
-    # An exception's message may hold half of a surrogate pair, which UTF-8 cannot encode. Its escape is valid JSON.
+    # An exception's message may contain half of a surrogate pair, which UTF-8 cannot encode. Its escape is valid JSON.
     return text.encode(errors="backslashreplace")
 
 
@@ -125,12 +125,12 @@ def atomic_open(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces ``path`` when the block ends without an error. Use it for content too large for memory.
 
     Raises:
-        OSError: it cannot be written, or ``path`` is a device or a FIFO, which nobody means to replace.
+        OSError: it cannot be written, or ``path`` is a device or a FIFO, which must not be replaced.
     """
     if path.exists() and not path.is_file():
         raise not_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Processes of several hosts, or of several containers, may have one pid.
+    # Processes of different hosts or containers may have the same pid.
     staged = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         with open(staged, "wb") as file:
@@ -206,13 +206,13 @@ def read_json(path: Path | str) -> Any:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        RecordError: it does not hold JSON.
+        RecordError: the file does not contain JSON.
     """
     return parse_record(read_regular(path, MOST_JSON_BYTES), path)
 
 
 def parse_record(content: bytes, path: Path | str) -> Any:
-    """Return the JSON value in ``content``, which is that of the file ``path``.
+    """Return the JSON value in ``content``, the content of the file ``path``.
 
     Raises:
         RecordError: it is not JSON.
@@ -224,7 +224,7 @@ def parse_record(content: bytes, path: Path | str) -> Any:
 
 
 def read_json_lines(path: Path, read: Callable[[Path], bytes] = read_regular) -> Iterator[dict[str, Any]]:
-    """Yield the objects in ``path``: none if it does not exist, and without a torn last line (a crash while writing).
+    """Yield the objects in ``path``, or none if it does not exist. Leave out a torn last line, from a crash while writing.
 
     Raises:
         RecordError: a line before the last is not JSON.
@@ -250,7 +250,7 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b", buffering=0)
-        # What an earlier writer left torn would spoil the first line.
+        # Remove a torn line of an earlier writer, which would spoil the first new line.
         self._file.seek(0)
         self._file.truncate(self._file.read().rfind(b"\n") + 1)
 

@@ -1,4 +1,4 @@
-"""The code in a folder: its commit, whether that was changed, and a digest."""
+"""The code in a folder: its commit, whether it has changes, and a digest."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 _NOT_OWN = {"site-packages", "node_modules"}
-"""Folders with code of others."""
+"""Folders with code of other projects."""
 PARTS = ("orchestrator", "launch", "analysis", "recipes", "clusters")
-"""What pip installs of the checkout."""
+"""The parts of the checkout that pip installs."""
 BUILT_FROM = "built_from.json"
-"""The file of an installed folder that holds what :func:`describe_commit` said of the checkout."""
+"""The file of an installed folder with the result of :func:`describe_commit` for the checkout."""
 
 
 def describe_commit(root: Path, parts: Sequence[str] = PARTS) -> dict[str, Any]:
-    """Return the commit of this program, whose packages are in ``root``, and whether ``parts`` of it were changed.
+    """Return the commit of this program, whose packages are in ``root``, and whether ``parts`` of it have changes.
 
-    An installed copy names the commit that it was built from: a repository around it is another project's.
+    An installed copy names the commit from which it was built, because a repository around it belongs to another project.
     """
     try:
         return dict(json.loads((root / BUILT_FROM).read_text()))
@@ -30,7 +30,10 @@ def describe_commit(root: Path, parts: Sequence[str] = PARTS) -> dict[str, Any]:
 
 
 def describe_code(folder: Path) -> dict[str, Any]:
-    """Return commit and changes of the checkout that ``folder`` is in, and a digest of both; elsewhere of its Python files."""
+    """Return the commit of the checkout around ``folder``, whether it has changes, and a digest of both.
+
+    Without a checkout, the digest covers the Python files.
+    """
     commit = run_git(folder, "rev-parse", "HEAD")
     content = hashlib.sha256((commit or "").encode())
     changes = ""

@@ -1,4 +1,4 @@
-"""The parser of every command line: wrong input is exit code 1."""
+"""The parser of every command line. Wrong input has exit code 1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Parser(argparse.ArgumentParser):
     """argparse, with exit code 1 for wrong input."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse ``args``. Refuse bytes that are no UTF-8: no message and no record can hold them."""
+        """Parse ``args``. Refuse bytes that are not UTF-8, because messages and records cannot contain them."""
         for word in sys.argv[1:] if args is None else args:
             if not is_utf8(word):
                 self.error(f"{word!r} is not UTF-8 text: write it in UTF-8, and rename a file of such a name")
@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _suggest(message: str) -> str:
-    """Return what to do where argparse misses the verb, or "; did you mean ...?" for a word that is none of its choices."""
+    """Return a hint if argparse misses the verb, or "; did you mean ...?" for a word that is not one of the choices."""
     if message.endswith("required: VERB"):
         return "; --help lists the verbs"
     if not (found := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)):

@@ -13,8 +13,8 @@ BLOCK_BYTES, BLOCKS = 1 << 20, 64
 def sampled_digest(path: Path) -> str:
     """Return the SHA-256, in hexadecimal digits, of a file's size and of 64 blocks of 1 MiB.
 
-    The blocks are evenly spaced from the first byte to the last; a smaller file is read whole. Data sets have hundreds of
-    GiB, which no run can read before its first step. A change between the blocks that keeps the size goes unnoticed.
+    The blocks are evenly spaced from the first byte to the last. A smaller file is read whole. Data sets have hundreds of GiB,
+    too much to read before the first step. A change between the blocks that keeps the size is not noticed.
 
     Raises:
         OSError: the file cannot be read.
@@ -30,7 +30,7 @@ def sampled_digest(path: Path) -> str:
 
 
 def sample_blocks(size: int, whole_bytes: int, blocks: int, block_bytes: int) -> list[tuple[int, int]]:
-    """Return (start, bytes) of blocks evenly spaced from the first byte to the last; all of it up to ``whole_bytes``."""
+    """Return (start, bytes) of blocks evenly spaced from the first byte to the last, or one block up to ``whole_bytes``."""
     if size <= whole_bytes:
         return [(0, size)]
     last = size - block_bytes

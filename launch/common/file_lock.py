@@ -1,10 +1,12 @@
 """Locks that show which process holds them.
 
-The kernel's lock (an open file description lock, fcntl(2)) decides who may work and who lives: it ends with the process
-that holds it, and anybody who can open the file can test it without taking it. So a holder in another container is seen
-to live, and on a network file system with locks one on another host. The file's content names the holder for observers.
+The kernel's lock (an open file description lock, fcntl(2)) decides which process may work and whether it lives. It ends with
+the process that holds it. Any process that can open the file can test the lock without taking it. So a holder is visible from
+another container, and on a network file system with locks also from another host. The file's content names the holder for
+observers.
 
-Whoever can open a lock's file can hold the lock. So only its owner can (mode 0600), and no link is followed to another file.
+Every process that can open a lock's file could take the lock. So only the file's owner can open it (mode 0600), and links to
+other files are not followed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Owner:
-    """A process. Its ``pid`` counts in its own container; ``token`` tells it from every other process."""
+    """A process. ``pid`` is its id in its own container. ``token`` distinguishes it from every other process."""
 
     host: str
     boot: str
@@ -39,7 +41,7 @@ class Owner:
 
 _TOKEN = os.urandom(8).hex()
 UNNAMED = Owner("", "", 0, "")
-"""A holder whose name cannot be read: it is another user's, or has had no room on the disk, or no time, to write it."""
+"""A holder whose name cannot be read. It belongs to another user, or had no disk space or no time yet to write its name."""
 
 
 def this_process() -> Owner:
@@ -49,8 +51,8 @@ def this_process() -> Owner:
 def holder(path: Path) -> Owner | None:
     """Return the living process that holds the lock at ``path``, or None.
 
-    A process of another host that did not release it counts as alive: not every file system shows its hosts' locks to
-    each other. It is dead if that host, known by its name, is this one before its last boot.
+    A process of another host that did not release the lock counts as alive, because not every file system shows locks across
+    hosts. It is dead if its host, by name, is this one before its last boot.
     """
     held, owner = _look(path)
     return (owner or UNNAMED) if held or _is_elsewhere(owner) else None
@@ -63,9 +65,9 @@ def was_killed(path: Path) -> bool:
 
 
 def _look(path: Path) -> tuple[bool, Owner | None]:
-    """Return whether a process holds the lock, and the last one that held it and did not release it."""
+    """Return whether a process holds the lock, and the last process that took it without releasing it."""
     if path.is_symlink():
-        # It may lead to a lock that another program holds.
+        # The link may lead to a lock of another program.
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     try:
         with open_regular(path) as file:
@@ -74,7 +76,7 @@ def _look(path: Path) -> tuple[bool, Owner | None]:
     except FileNotFoundError:
         return False, None
     except PermissionError:
-        # Another user's lock. Its size shows whether it was released, but not whether its holder died.
+        # The lock belongs to another user. Its size shows whether it was released, but not whether its holder died.
         return path.stat().st_size > 0, None
 
 
@@ -82,7 +84,7 @@ def _parse(content: bytes) -> Owner | None:
     try:
         return Owner(**parse_json(content))
     except (ValueError, TypeError):
-        # Never acquired, released, or its owner died before it wrote its name.
+        # The lock was never acquired, was released, or its owner died before it wrote its name.
         return None
 
 
@@ -98,10 +100,10 @@ class Lock:
 
     @staticmethod
     def try_acquire(path: Path) -> Lock | None:
-        """Return the lock, or None if another process holds it, or has just deleted its file.
+        """Return the lock, or None if another process holds it or has just deleted its file.
 
         Raises:
-            FileNotFoundError: the folder does not exist. A lock never makes one: it may be of a sweep that was deleted.
+            FileNotFoundError: the folder does not exist. A lock never creates it, because its sweep may have been deleted.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, MODE)
         os.fchmod(descriptor, MODE)
@@ -143,7 +145,7 @@ class Lock:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Return whether the open file is still the one at ``path``: its folder may have been moved away meanwhile."""
+    """Return whether the open file is still the one at ``path``. Its folder may have been moved meanwhile."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -151,10 +153,10 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _write_name(descriptor: int) -> None:
-    """Write this process's name. On a full disk a lock has none, so that ``prune`` can take it and make room."""
+    """Write this process's name. On a full disk a lock has no name, so that ``prune`` can still take it and free space."""
     content = dumps(this_process()).encode()
     try:
-        # Overwrite what a dead owner left before truncating, so that a lock that is held is never empty.
+        # Overwrite a dead owner's name before truncating, so that a held lock is never empty.
         os.pwrite(descriptor, content, 0)
         os.ftruncate(descriptor, len(content))
     except OSError as error:

@@ -1,6 +1,6 @@
 """Several files in one: a line of JSON, ``{name: bytes}``, and their contents in that order.
 
-A name is a path from the folder of the pack.
+A name is a path relative to the pack's folder.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from launch.common.atomic_files import RecordError, amount, dumps, parse_json, w
 from launch.common.regular_file import read_regular
 
 MOST_BYTES = 1 << 20
-"""A larger file stays on its own: there are few, and all of a pack are in memory at once."""
+"""The largest file to pack. Larger files stay separate: there are few, and all files of a pack are in memory at once."""
 
 
 def pack(path: Path, files: Iterable[Path]) -> None:
-    """Put ``files``, to which nobody writes any more, into ``path``, and delete them. Of empty ones nothing is kept.
+    """Move ``files`` into the pack ``path``. No process may still write to them. Empty files are deleted.
 
-    A crash leaves each file, or its content in the pack, or both: readers look for the file first.
+    After a crash, each file exists, or its content is in the pack, or both. Readers look for the file first.
 
     Raises:
-        OSError: the pack cannot be written, or a file not deleted.
+        OSError: the pack cannot be written, or a file cannot be deleted.
     """
     contents = {}
     for file in files:
-        # One that is not there, or cannot be read, stays as it is.
+        # A file that is missing or cannot be read stays as it is.
         with contextlib.suppress(OSError):
             contents[file] = read_regular(file, MOST_BYTES)
     if held := unpack(path) | {name_in(path, file): content for file, content in contents.items() if content}:
@@ -36,7 +36,7 @@ def pack(path: Path, files: Iterable[Path]) -> None:
     for file in contents:
         file.unlink()
     for folder in {file.parent for file in contents} - {path.parent}:
-        # A folder that holds something else stays.
+        # A folder with other content stays.
         with contextlib.suppress(OSError):
             folder.rmdir()
 

@@ -10,13 +10,13 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 PARENT = "LAUNCH_PARENT_PID"
-"""The variable with the expected parent's pid. A task of a Slurm step has none: Slurm ends it."""
+"""The environment variable with the expected parent's pid. A task of a Slurm step has none, because Slurm ends it."""
 
 
 def die_with_parent() -> None:
     """Ask the kernel to send this process SIGKILL when its parent ends.
 
-    The kernel needs neither the interpreter's lock nor a thread, so a rank that hangs inside a collective dies too.
+    The kernel needs neither the interpreter's lock nor a thread, so even a rank that hangs in a collective dies.
     """
     parent = os.environ.get(PARENT)
     if parent is None:

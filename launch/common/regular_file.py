@@ -1,4 +1,4 @@
-"""Read regular files alone: a FIFO makes its reader wait, and a device may never end."""
+"""Read only regular files, because a FIFO makes its reader wait and a device may never end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 def _open(path: Path | str) -> tuple[int, int]:
     """Return a descriptor of the file, and its size in bytes."""
-    # Without O_NONBLOCK opening a FIFO waits for a writer. It changes nothing for a regular file.
+    # Without O_NONBLOCK, opening a FIFO waits for a writer. For a regular file the flag changes nothing.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -49,13 +49,13 @@ def read_regular(path: Path | str, most_bytes: int | None = None) -> bytes:
     Raises:
         OSError: it cannot be read, is no regular file, or is larger than ``most_bytes``.
     """
-    # A file object asks the kernel twice as much, and a store has thousands of records.
+    # A file object makes twice as many system calls, and a store has thousands of records.
     descriptor, length = _open(path)
     try:
         if most_bytes is not None and length > most_bytes:
             raise OSError(errno.EFBIG, f"larger than {size(most_bytes)}", str(path))
         content = piece = os.read(descriptor, length + 1)
-        # As many bytes as the file had are all of it: one more was asked for.
+        # One byte more than the file's length was requested. So if exactly this length was read, the file has ended.
         while piece and len(content) != length:
             content += (piece := os.read(descriptor, 1 << 12))
         return content

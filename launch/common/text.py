@@ -1,4 +1,4 @@
-"""Plain text: counts, sizes, and any text made safe for one line."""
+"""Plain text: counts, sizes, and text made safe for a single line."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def count(noun: str, number: float) -> str:
 
 
 def first_names(names: Sequence[str], most: int = 3) -> str:
-    """Return the first ``most`` of ``names``, and how many more there are: "a; b; and 2 more"."""
+    """Return the first ``most`` of ``names`` and the number of the rest: "a; b; and 2 more"."""
     return "; ".join([*names[:most], *([f"and {len(names) - most} more"] if len(names) > most else [])])
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return ``rows`` of equally many words as lines, in columns."""
+    """Return ``rows``, which have equally many words, as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def size(value: int) -> str:
-    """Return bytes in MiB below one GiB, else in GiB."""
+    """Return a number of bytes in MiB if below 1 GiB, otherwise in GiB."""
     return f"{value / 2**20:.0f} MiB" if abs(value) < 2**30 else f"{value / 2**30:.2f} GiB"
 
 
@@ -37,7 +37,7 @@ def one_line(text: str) -> str:
 def escape_invisible(text: str) -> str:
     """Escape control characters and lone surrogates as Python does. Tabs and newlines stay."""
     if text.translate(_KEPT).isprintable():
-        # As nearly always, and `status` prints a megabyte.
+        # This is the usual case, and `status` may print a megabyte.
         return text
     return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
 
@@ -50,10 +50,10 @@ def _is_hidden(character: str) -> bool:
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether UTF-8 can encode ``text``: it holds no half of a surrogate pair, which stands for another byte."""
+    """Return whether UTF-8 can encode ``text``. It cannot encode half of a surrogate pair, which stands for some other byte."""
     return text == text.encode(errors="replace").decode()
 
 
 def code_name(text: str) -> str:
-    """Return ``text`` as it can appear between backquotes."""
+    """Return ``text`` in a form that can appear between backquotes."""
     return one_line(text).replace("`", "'")

@@ -1,6 +1,6 @@
 """Read frozen dataclasses from JSON, by the types of their fields.
 
-A record with other fields than its class, or with a value of another type, is damaged or of another version.
+A record is damaged or of another version if its fields or the types of its values differ from its class.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PLAIN: Mapping[Any, tuple[type, ...]] = {
     str: (str,), int: (int,), float: (float, int), bool: (bool,), str | None: (str, NoneType), int | None: (int, NoneType),
     Mapping[str, Any]: (dict,),
 }  # fmt: skip
-"""The types of values that a field holds as they are, by the field's type."""
+"""For each type of field, the types of values that need no conversion."""
 
 Record = TypeVar("Record")
 Read = Callable[[Any, str], Any]
-"""(value, its name in messages) -> the value as a field holds it."""
+"""Converts (value, its name in messages) to the value of a field."""
 
 
 def from_json(cls: type[Record], content: object) -> Record:
@@ -37,7 +37,7 @@ def from_json(cls: type[Record], content: object) -> Record:
 
     Raises:
         TypeError: a field is missing, unknown or of another type. The message has its name.
-        ValueError: a list has another length, or the function of an ``Annotated`` type refuses a value.
+        ValueError: a list has another length, or the function of an ``Annotated`` type rejects a value.
     """
     record: Record = _reader(cast(Any, cls))(content, "")
     return record
@@ -95,7 +95,7 @@ def _record_reader(cls: Any) -> Read:
             wrong = sorted(map(str, content.keys() ^ readers.keys()))
             raise TypeError(f"{name or 'the record'} has other fields than in this version: {', '.join(wrong)}")
         prefix = f"{name}." if name else ""
-        # Most values need no call: a store has thousands of records.
+        # Avoid a call for most values, because a store has thousands of records.
         return cls(
             **{
                 field: value if type(value := content[field]) in plain[field] else read_field(value, prefix + field)

@@ -32,12 +32,12 @@ def read_bytes(name: str, path: Path) -> bytes:
     except OSError as error:
         raise unreadable(name, path, error) from error
     except ValueError as error:
-        # The path holds a NUL character, or one that no file system can spell.
+        # The path contains a NUL character, or one that cannot be encoded.
         raise DataError(f"{name} names no file ({error}); correct the path") from error
 
 
 def unreadable(name: str, path: Path, error: OSError) -> DataError:
-    # An error from opening a file has its name; an error from reading does not.
+    # An error from opening a file has the file's name; an error from reading does not.
     return DataError(
         f"{name} cannot be read: {error.strerror}: {error.filename or path}; correct the path, its permissions or its disk"
     )

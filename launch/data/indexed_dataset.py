@@ -5,7 +5,7 @@ the magic, the version as uint64, the token type as uint8, the numbers of sequen
 each sequence's length in tokens as int32, its first byte in the ``.bin`` as int64, and the sequences at which documents begin
 and end as int64. A multimodal pair continues with a mode for each sequence.
 
-Sequences are contiguous in the ``.bin``, so all of it is one stream of tokens.
+Sequences are contiguous in the ``.bin``, so the whole file is one stream of tokens.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64"
 
 LENGTH, POINTER, BORDER = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
 CHUNK = 1 << 20
-"""Entries of the index that are checked at once, so that any index needs only a few dozen MiB."""
+"""The number of index entries checked at once. It limits memory to a few dozen MiB for any index."""
 
 FIX = "copy the pair again, or rewrite it with Megatron's tools/preprocess_data.py"
 
 
 @dataclass(frozen=True, eq=False)
 class IndexedDataset:
-    """A pair of files that passed all checks."""
+    """A pair of files that has passed all checks."""
 
     path: str
     """The path of both files without their suffix."""
@@ -74,7 +74,7 @@ class _Index:
 
     file: BinaryIO
     name: str
-    """The beginning of error messages."""
+    """The text with which error messages begin."""
     dtype: np.dtype[Any]
     sequences: int
     borders: int
@@ -99,7 +99,7 @@ class _Index:
 
 
 def open_pair(path: str) -> IndexedDataset:
-    """Open the pair ``path``.bin and ``path``.idx and check one against the other, without reading the ``.bin``.
+    """Open the pair ``path``.bin and ``path``.idx, and check that they fit each other, without reading the ``.bin``.
 
     Raises:
         DataError: a file is missing or unreadable, the ``.idx`` has another format or contradicts itself, its
@@ -193,7 +193,7 @@ def _check_sequences(index: _Index, bin_bytes: int) -> None:
 
 
 def _check_documents(index: _Index) -> None:
-    """Check that borders rise to the number of sequences, as Megatron-Core's own reader asserts."""
+    """Check that borders increase up to the number of sequences, as Megatron-Core's own reader asserts."""
     last = 0
     for first, count in _chunks(index.borders):
         borders = np.concatenate(([last], index.document_borders(first, count)))

@@ -1,4 +1,4 @@
-"""Text files as one stream of tokens: their bytes, or the tokens of a tokenizer."""
+"""Text files as one stream of tokens, which are bytes or a tokenizer's tokens."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from launch.data.tokenizer import LocalTokenizer, load_tokenizer
 
 TEXT_SUFFIXES = (".py", ".txt")
 ENCODED_TOGETHER = 1 << 24
-"""Bytes of text per batch. The library encodes the files of a batch in parallel and needs some hundred bytes per token
-until it is done."""
+"""The bytes of text per batch. The library encodes the files of a batch in parallel, and meanwhile needs some hundred bytes per
+token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +40,9 @@ def read_text(data: Data, vocab_size: int) -> Text:
     Each file is a document, and ``data.eod_token`` follows it. A file without a token adds nothing.
 
     Raises:
-        DataError: a file cannot be read or is not UTF-8, there is no token in all of them, or the tokenizer does not
-            fit ``vocab_size``.
-        EnvironmentFault: the tokenizers library is needed and not installed.
+        DataError: a file cannot be read or is not UTF-8, the files contain no token, or the tokenizer does not fit
+            ``vocab_size``.
+        EnvironmentFault: the tokenizers library is needed but not installed.
     """
     name = _name(data)
     tokenizer = load_tokenizer(data.tokenizer, vocab_size) if data.tokenizer is not None else None

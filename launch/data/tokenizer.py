@@ -64,9 +64,9 @@ def load_tokenizer(path: str, vocab_size: int) -> LocalTokenizer:
 
 @contextmanager
 def _library_errors(found: str, remedy: str) -> Iterator[None]:
-    """Turn the library's errors into a DataError.
+    """Convert the library's errors to a DataError.
 
-    The library has no error type of its own: it raises ValueError, Exception itself, and BaseException if its Rust code panics.
+    The library has no error type of its own. It raises ValueError, Exception itself, and BaseException if its Rust code panics.
     """
     try:
         yield
@@ -77,7 +77,7 @@ def _library_errors(found: str, remedy: str) -> Iterator[None]:
 
 
 def _check_vocabulary(name: str, tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Check the largest token. The number of tokens is smaller if the vocabulary has gaps."""
+    """Check the largest token instead of the number of tokens, which is smaller if the vocabulary has gaps."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
         raise DataError(f"{name} has no token; name a trained tokenizer")

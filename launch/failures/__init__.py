@@ -1,1 +1,1 @@
-"""From what an attempt left behind to its outcome and its fix."""
+"""Derive the outcome and the fix of an attempt from its records."""

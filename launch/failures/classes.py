@@ -18,26 +18,26 @@ class FailureClass:
     fix: str
     pattern: str = ""
     phase: Phase | None = None
-    """The only phase in which ``pattern`` counts; None is any."""
+    """The only phase in which ``pattern`` counts; None means any phase."""
     infrastructure: bool = False
     """Whether nodes, network or scheduler caused it, so that another attempt may succeed."""
     job_states: tuple[str, ...] = ()
-    """States in which Slurm's job may have ended where the attempt itself does not explain its end."""
+    """The end states of a Slurm job that belong to this class, if the attempt's records do not explain its end."""
 
 
-# PyTorch's allocator, CUDA by way of PyTorch and of Transformer Engine, NCCL, Triton, and cuBLAS for its workspace.
+# These come from PyTorch's allocator, CUDA through PyTorch and Transformer Engine, NCCL, Triton, and cuBLAS for its workspace.
 _OUT_OF_MEMORY = (
     r"OutOfMemoryError|CUDA out of memory|CUDA (driver )?[Ee]rror: out of memory|Cuda failure.*out of memory"
     r"|cudaErrorMemoryAllocation"
     r"|Triton Error \[CUDA\]: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
 )
 
-# The loader's messages about an incomplete shared object. In Inductor's and Triton's caches it may be deleted.
+# The loader's messages about an incomplete shared object. In the caches of Inductor and Triton, the user may delete it.
 _TORN = r"(file too short|cannot read file data|invalid ELF header)"
 
 DISK_FULL = FailureClass("DISK_FULL", "ENVIRONMENT", "free space for the sweep's folder (the disk, a quota, ulimit -f), then resume the sweep", r"No space left on device|Disk quota exceeded|File too large", infrastructure=True)  # fmt: skip
 
-# Sorted by priority: the first row that matches names the class.
+# Sorted by priority: the first matching row names the class.
 EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("UNSUPPORTED", "CONFIG", "change the setting that the message names, or use an engine that supports it", r"^UnsupportedError:"),
     FailureClass("DATA", "CONFIG", "correct the data section of the recipe as the message says", r"^DataError:"),
@@ -55,7 +55,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("ENVIRONMENT", "ENVIRONMENT", "provide what the message names on the host", r"^EnvironmentFault:"),
     DISK_FULL,
     FailureClass("GPU_FAULT", "ENVIRONMENT", "a GPU of the named node is broken, or another process uses it: ask the site to check the node", r"uncorrectable ECC error|CUDA-capable device\(s\) is/are busy or unavailable|GPU has fallen off the bus", infrastructure=True),
-    # What Megatron-Core, Megatron-LM and Megatron Bridge reject when a program of the user's own starts.
+    # Settings that Megatron-Core, Megatron-LM and Megatron Bridge reject when a user's program starts.
     FailureClass("GRAPH_REGISTER", "CONFIG", "set environment.NCCL_GRAPH_REGISTER=0, or take expandable_segments:True out of PYTORCH_CUDA_ALLOC_CONF", r"Setting NCCL_GRAPH_REGISTER=0"),
     FailureClass("GRAPH_NAN_CHECK", "CONFIG", "a captured step cannot read its loss: pass --no-check-for-nan-in-loss-and-grad (Megatron Bridge: rerun_state_machine.check_for_nan_in_loss=false and ddp.check_for_nan_in_grad=false)", r"check_for_nan_in_loss must be disabled|no-check-for-nan-in-loss-and-grad should be set"),
     FailureClass("GRAPH_RNG", "CONFIG", "captured draws need Transformer Engine's tracker: pass --te-rng-tracker (Megatron Bridge: rng.te_rng_tracker=true)", r"RNG tracker (does not support|is required for) cudagraphs|use_te_rng_tracker requires|cudagraphs with RNG"),
@@ -89,7 +89,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("COMMUNICATION", "FAILED", "see the log of the rank that failed first", r"Gloo|gloo|NCCL|ProcessGroup|collective|Connection (closed|reset) by peer"),
 )  # fmt: skip
 
-# Ends that no exception explains.
+# Ends without an exception that explains them.
 CANCELLED = FailureClass("CANCELLED", "CANCELLED", "resume the sweep to run it again", job_states=("CANCELLED", "REVOKED"))  # fmt: skip
 TIMEOUT = FailureClass("TIMEOUT", "TIMEOUT", "raise resources.minutes_per_run, or lower training.steps")
 HANG = FailureClass("HANG", "HANG", "the logs hold every rank's stack at that moment; raise resources.hang_minutes if a step may take that long")  # fmt: skip
@@ -123,13 +123,13 @@ FAILURE_CLASSES: tuple[FailureClass, ...] = (
     *EXCEPTION_CLASSES, CANCELLED, TIMEOUT, HANG, TEARDOWN_HANG, TEARDOWN_CRASH, SPEC, KERNEL_OOM, EXIT, PROGRAM, *SIGNALS,
     LAUNCH, NODE_FAIL, PREEMPTED, REQUEUED, STEP_MEMORY, JOB_TIMEOUT, SUPERVISOR, JOB_GONE,
 )  # fmt: skip
-"""Every class that a record may name. An exception that no row matches is its own class, by its type."""
+"""Every class that a record may name. An exception without a matching row has its type as its class."""
 
 CLASS_OF_JOB_STATE = {state: row for row in FAILURE_CLASSES for state in row.job_states}
 
 
 def classify(type_name: str, message: str, phase: Phase) -> FailureClass | None:
-    """Return the first row that matches an exception in ``phase``; None where none does."""
+    """Return the first row that matches an exception in ``phase``, or None."""
     text = f"{type_name}: {message}"
     rows = (row for row in EXCEPTION_CLASSES if row.phase in (None, phase))
     return next((row for row in rows if re.search(row.pattern, text)), None)

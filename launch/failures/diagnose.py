@@ -1,7 +1,7 @@
-"""From the evidence of an attempt that ended to its outcome: class, phase, first failing rank and fix. Pure.
+"""Diagnose an attempt that has ended from its evidence: outcome, class, phase, first failed rank and fix. Pure.
 
-The first exception in time is the cause. What other ranks raise after it (a closed connection, a cancelled collective)
-is a consequence and is ignored.
+The first exception in time is the cause. Later exceptions of other ranks (a closed connection, a cancelled collective) are
+consequences and are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from launch.failures import classes
 from launch.failures.classes import CLASS_OF_JOB_STATE, FailureClass, classify
 
 EndedBy = Literal["itself", "cancel", "deadline", "hang", "job"]
-"""Who ended an attempt; "job" is Slurm, which ends the whole job."""
+"""Who ended an attempt. "job" means Slurm, which ends the whole job."""
 
 
 @dataclass(frozen=True)
@@ -46,40 +46,40 @@ class RankExit:
     """How a rank's process ended: an exit code, or minus the signal that ended it."""
 
     rank: int
-    """The first of its ranks, where the process started several."""
+    """The rank, or the first of them if the process started several."""
     code: int
     time: float | None = None
-    """In seconds since the epoch, None where nobody recorded it."""
+    """In seconds since the epoch, or None if it was not recorded."""
     node: str = ""
     oom_killed: bool = False
-    """Whether the kernel killed a process for memory where the rank ran, while it ran."""
+    """Whether the kernel killed a process for memory in the rank's control group while the rank ran."""
     is_recorded: bool = True
-    """Whether somebody saw this end. If not, the rank is gone, and with it the process that records its end."""
+    """Whether this end was recorded. If not, the rank is gone, and with it the process that records its end."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known of an attempt that ended, up to the moment when the supervisor began to end its ranks."""
+    """All evidence of an attempt that has ended, up to the moment when the supervisor began to end its ranks."""
 
     ended_by: EndedBy
     exit_code: int
-    """Of the process that started the ranks; 0 where it still ran."""
+    """The exit code of the process that started the ranks; 0 if it still ran."""
     phases: Mapping[int, Phase]
     """The last phase that each rank entered."""
     exceptions: tuple[RankException, ...] = ()
     exits: tuple[RankExit, ...] = ()
-    """Ranks that failed, the first one first."""
+    """The failed ranks, the first failure first."""
     limit_seconds: float = 0.0
     job_state: str = ""
-    """Of the attempt's job, where it has ended."""
+    """The state of the attempt's job if it has ended."""
     over_memory: str = ""
-    """The memory of the attempt's step, in words, where Slurm ended it for that."""
+    """The memory of the attempt's step, in words, if Slurm ended the step because of it."""
     is_command: bool = False
-    """Whether the ranks are those of the user's own program, which nothing shows before its first step."""
+    """Whether the ranks run the user's own program, which leaves no record before its first step."""
     ranks_per_task: int = 1
-    """How many ranks each process that ``exits`` tells of has started."""
+    """The number of ranks that each process in ``exits`` started."""
     disk_full: str = ""
-    """Why the supervisor could not write the outcome, in words; then ranks could not write either."""
+    """Why the supervisor could not write the outcome, in words. Ranks could then not write either."""
 
     @property
     def phase(self) -> Phase:
@@ -87,26 +87,26 @@ class Evidence:
 
     @property
     def results_intact(self) -> bool:
-        """Whether every step is on disk: rank 0 writes metrics, and enters the teardown after the last of them."""
+        """Whether every step is on disk. Rank 0 writes metrics, and enters the teardown after the last of them."""
         return self.phase == "teardown"
 
     @property
     def ranks_with_exceptions(self) -> Set[int]:
-        """The ranks of ``exits`` whose end exceptions explain: every rank that the process started has recorded one."""
+        """The ranks whose exits are explained by exceptions, because all ranks of the process have recorded one."""
         found = {exception.rank for exception in self.exceptions}
         silent = {rank for first in found for rank in self._ranks_beside(first)} - found
         return found - {beside for rank in silent for beside in self._ranks_beside(rank)}
 
     def _ranks_beside(self, rank: int) -> range:
-        """Return the ranks that the process started that started ``rank``."""
+        """Return all ranks of the process that started ``rank``."""
         first = first_of_task(rank, self.ranks_per_task)
         return range(first, first + self.ranks_per_task)
 
     @property
     def own_exits(self) -> tuple[RankExit, ...]:
-        """Exits without those that another rank's failure caused: SIGTERM later on, by srun --kill-on-bad-exit.
+        """The exits without those that another rank's failure caused (a later SIGTERM, by srun --kill-on-bad-exit).
 
-        An end that nobody recorded counts where neither a full disk nor the rank's own exception explains it.
+        An end that was not recorded counts only if neither a full disk nor the rank's own exception explains it.
         """
         first = min((e.time for e in self.exits if e.time is not None), default=0.0)
         own = (e for e in self.exits if e.code != -signal.SIGTERM or e.time is None or e.time <= first)
@@ -115,7 +115,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The part of an outcome that follows from the evidence alone."""
+    """The part of an outcome that follows from the evidence."""
 
     outcome: OutcomeName
     phase: Phase
@@ -126,7 +126,7 @@ class Diagnosis:
     infrastructure: bool = False
 
 
-# What the other ranks raise when one has gone.
+# Exceptions that other ranks raise when one rank is gone.
 _SECONDARY = re.compile(
     r"Connection (closed|reset) by peer|DistBackendError|cudaErrorStreamCaptureInvalidated|SIGTERM|Broken pipe"
 )
@@ -151,7 +151,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def is_explained(evidence: Evidence) -> bool:
-    """Whether the attempt's own records explain its end. If not, Slurm may have ended it."""
+    """Return whether the attempt's own records explain its end. If not, Slurm may have ended it."""
     if evidence.ended_by == "job":
         return False
     exception = first_exception(evidence.exceptions)
@@ -165,10 +165,10 @@ def without_spec(error: Exception) -> Diagnosis:
 
 
 def diagnose_job_end(state: str, phase: Phase) -> Diagnosis:
-    """Diagnose an attempt in ``phase`` whose job ended in ``state``, and that nobody else ended.
+    """Diagnose an attempt in ``phase`` whose job ended in ``state``, if nothing else ended the attempt.
 
-    ``state`` is one of Slurm's (launch/slurm/job_states.py); "REQUEUED" for a job that was put back into the queue; or
-    "GONE" for a job that squeue and sacct do not know any more.
+    ``state`` is one of Slurm's (launch/slurm/job_states.py), "REQUEUED" for a job that was put back into the queue, or "GONE"
+    for a job that squeue and sacct do not know any more.
 
     Raises:
         ValueError: a job in ``state`` has not ended.
@@ -181,19 +181,19 @@ def diagnose_job_end(state: str, phase: Phase) -> Diagnosis:
 
 
 def diagnose_as(failure: FailureClass, phase: Phase, message: str, rank: int | None = None) -> Diagnosis:
-    """Return the diagnosis that is one row of the table of failures."""
+    """Return the diagnosis for one row of the table of failures."""
     return Diagnosis(failure.outcome, phase, rank, failure.name, message, failure.fix, failure.infrastructure)
 
 
 def first_exception(exceptions: tuple[RankException, ...]) -> RankException | None:
-    """Return the earliest exception that no other rank's failure caused; the earliest of all where each has such a cause."""
+    """Return the earliest exception that no other rank's failure caused, or the earliest of all if there is none."""
     ordered = sorted(exceptions, key=lambda exception: (exception.time, exception.rank))
     primary = [exception for exception in ordered if not _is_secondary(exception)]
     return next(iter(primary or ordered), None)
 
 
 def _is_secondary(exception: RankException) -> bool:
-    """Whether the exception is about a rank that has gone, or was never there: a cause only where nothing else is known."""
+    """Return whether the exception is about a missing rank. It is then a cause only if nothing else is known."""
     return _is_class(exception, "COMMUNICATOR_SETUP") or bool(_SECONDARY.search(exception.text))
 
 
@@ -206,7 +206,7 @@ def _is_class(exception: RankException, name: str) -> bool:
 
 
 def _is_consequence(exception: RankException, evidence: Evidence) -> bool:
-    # Where Slurm ended the job, ranks may raise any communication error about nodes that ended before theirs.
+    # If Slurm ended the job, ranks may raise any communication error about nodes that ended before their own.
     return _is_communication(exception) if evidence.ended_by == "job" else _is_secondary(exception)
 
 
@@ -227,7 +227,7 @@ def _after_results(evidence: Evidence) -> Diagnosis:
 
 
 def _without_cause(evidence: Evidence, consequence: RankException | None) -> Diagnosis:
-    """Diagnose an attempt in which no rank recorded the cause, at most a ``consequence`` of another rank's end."""
+    """Diagnose an attempt in which no rank recorded the cause. There may be a ``consequence`` of another rank's end."""
     if evidence.over_memory:
         return diagnose_as(classes.STEP_MEMORY, evidence.phase, evidence.over_memory)
     if any(
@@ -255,7 +255,7 @@ def _from_exception(exception: RankException) -> Diagnosis:
 
 
 def _from_exit(evidence: Evidence) -> Diagnosis:
-    """Diagnose by the exit code of the rank that is most likely the cause; the earliest of several."""
+    """Diagnose by the exit code of the rank that is most likely the cause, the earliest of several."""
     first = min(evidence.own_exits, key=lambda e: _unlikeliness(e, evidence.ranks_with_exceptions), default=None)
     rank, code = (first.rank, first.code) if first else (None, evidence.exit_code)
     phase = evidence.phases.get(rank or 0, "init")
@@ -276,8 +276,10 @@ def _from_exit(evidence: Evidence) -> Diagnosis:
 
 
 def _unlikeliness(rank_exit: RankExit, ranks_with_exceptions: Set[int]) -> int:
-    """Return how unlikely the exit is the cause: srun ends the ranks that are left by SIGTERM, and a rank whose exception
-    did not count raised it because another rank had gone."""
+    """Return how unlikely it is that the exit is the cause.
+
+    srun ends the remaining ranks by SIGTERM. A rank whose exception did not count raised it because another rank was gone.
+    """
     if rank_exit.code == -signal.SIGTERM:
         return 3
     if not rank_exit.is_recorded:
@@ -292,5 +294,5 @@ def _exit_words(code: int) -> str:
 
 
 def _signal_name(code: int) -> str:
-    # Real-time signals between the first and the last have a number but no name.
+    # Real-time signals between the first and the last have no name.
     return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

@@ -1,4 +1,4 @@
-"""Read what an attempt left on disk. Any record may be incomplete."""
+"""Read the records of an attempt. Any record may be incomplete."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Events = Mapping[int, list[dict[str, Any]]]
 
 
 def read_all_events(attempt: AttemptPaths) -> Events:
-    """Return what each rank recorded, as far as it can be read."""
+    """Return the readable events of each rank."""
     found: dict[int, list[dict[str, Any]]] = {}
     for path in sorted((attempt.root / "events").glob("rank*.jsonl")):
         rank = int(path.stem.removeprefix("rank"))
         found[rank] = []
-        # The report names a damaged record. Here it must not end the supervision.
+        # The report names a damaged record. Here it must not end the supervisor.
         with contextlib.suppress(RecordError):
             found[rank].extend(read_events(attempt, rank))
     return found
@@ -33,7 +33,7 @@ def last_phases(events: Events) -> dict[int, Phase]:
 
 
 def read_evidence(attempt: AttemptPaths, ended_by: EndedBy) -> Evidence:
-    """Return what the ranks recorded about the end of an attempt."""
+    """Return the ranks' records of the end of an attempt."""
     events = read_all_events(attempt)
     return Evidence(ended_by, exit_code=0, phases=last_phases(events), exceptions=_exceptions(events))
 
@@ -48,6 +48,6 @@ def _exceptions(events: Events) -> tuple[RankException, ...]:
 
 
 def record_bytes(attempt: AttemptPaths) -> int:
-    """Return the size of the files that ranks write, in bytes: the attempt's heartbeat."""
+    """Return the size in bytes of the files that ranks write. Its growth is the attempt's heartbeat."""
     files = [attempt.metrics, *(attempt.root / "events").glob("rank*.jsonl")]
     return sum(path.stat().st_size for path in files if path.exists())

@@ -1,4 +1,4 @@
-"""From a diagnosis, or from the end of a Slurm job, to the outcome of an attempt. Pure."""
+"""Make the outcome of an attempt from a diagnosis, or from the end of a Slurm job. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def make_outcome(
 
 
 def outcome_of_job(evidence: Evidence, nodes: str, allocation: str, started: float, now: float) -> Outcome:
-    """Return the outcome of an attempt whose job ended, and that has no outcome: Slurm ended its supervisor, too.
+    """Return the outcome of an attempt without one whose job has ended, because Slurm also ended its supervisor.
 
-    What ranks recorded decides where it explains the end, else the job's state. ``nodes`` are the job's, as Slurm
-    writes them.
+    The ranks' records decide if they explain the end; otherwise the job's state decides. ``nodes`` are the job's nodes, as
+    Slurm writes them.
     """
     diagnosis = diagnose(evidence)
-    # Slurm does not say which of several nodes failed.
+    # Slurm does not report which of several nodes failed.
     node = nodes if diagnosis.outcome == "NODE_FAIL" and not set(nodes) & set("[,") else ""
     return make_outcome(diagnosis, allocation, started, now, node=node)
 
@@ -34,5 +34,5 @@ def unstarted_outcome(failure: FailureClass, message: str, now: float) -> Outcom
 
 
 def never_started(outcome: Outcome) -> bool:
-    """Whether job after job ended without starting the run. Another job would not start it either."""
+    """Return whether several jobs in a row ended without starting the run. Another job would not start it either."""
     return outcome.failure_class == LAUNCH.name and not outcome.allocation

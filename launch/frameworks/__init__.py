@@ -1,4 +1,4 @@
-"""What is known of each trainer that engine command runs: a file and a row each, without torch."""
+"""The trainers that engine command knows: a file and a row each, without torch."""
 
 from __future__ import annotations
 

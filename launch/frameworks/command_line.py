@@ -1,4 +1,4 @@
-"""The command line of a run of engine command: the recipe's words, and those of its framework, with placeholders filled. Pure."""
+"""The command line of a run of engine command: words of the recipe and its framework, with placeholders filled in. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from launch.frameworks import FRAMEWORKS
 from launch.frameworks.framework import Flags
 
 PROBED_STEPS = 3
-"""Steps after the timed ones that the profiler looks at, on a GPU."""
+"""The number of steps after the timed ones that the profiler traces, on a GPU."""
 PLACES = ("output", "python", "node_rank", "master_addr", "master_port")
-"""Placeholders that a run fills when it starts: a folder of its own, the supervisor's Python, and where ranks meet."""
+"""Placeholders that are filled in when a run starts: its own folder, the supervisor's Python, and the ranks' rendezvous."""
 _FIELDS = ("training", "parallelism", "placement")
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _LAUNCHER = re.compile(r"(ba)?sh|torchrun|accelerate|deepspeed|(python|\{python\})[\d.]*")
@@ -23,20 +23,20 @@ _NO_SCRIPT = re.compile(r"-[a-zA-Z]*c|-m(?! (torch\.distributed\.|accelerate\.))
 
 
 def command_words(spec: RunSpec, places: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the program of ``spec`` and its arguments. Of ``PLACES``, those that ``places`` lacks stay as they are."""
+    """Return the program of ``spec`` and its arguments. Placeholders of ``PLACES`` that ``places`` lacks stay as they are."""
     values = {**_values(spec), **places}
     return tuple(_PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in _words(spec))
 
 
 def unknown_placeholders(spec: RunSpec) -> tuple[str, ...]:
-    """Return the placeholders that no run fills, each as it is written."""
+    """Return the placeholders that are never filled in, each as the user wrote it."""
     known = _values(spec).keys() | set(PLACES)
     found = (match for word in _words(spec) for match in _PLACEHOLDER.finditer(word))
     return tuple(dict.fromkeys(match[0] for match in found if match[1] not in known))
 
 
 def script_of(words: Sequence[str]) -> str:
-    """Return the script that an interpreter or a launcher of ranks is given, else the program if it is a path; "" if neither."""
+    """Return the script that an interpreter or a launcher runs, or the program itself if it is a path; "" if neither."""
     program = words[0] if words else ""
     if PurePath(program).name == "env":
         return script_of([*dropwhile(lambda word: "=" in word or word.startswith("-"), words[1:])])
@@ -51,7 +51,7 @@ def script_of(words: Sequence[str]) -> str:
 
 
 def observed_steps(spec: RunSpec) -> int:
-    """Return how many steps the program must take: those of the recipe, and on a GPU those that are profiled."""
+    """Return the number of steps that the program must run: the recipe's steps, and on a GPU also the profiled ones."""
     return spec.training.steps + (PROBED_STEPS if spec.placement.device == "cuda" else 0)
 
 
@@ -65,7 +65,7 @@ def _words(spec: RunSpec) -> tuple[str, ...]:
 
 
 def _flag_words(flags: Flags, said: Iterable[str]) -> Iterator[str]:
-    """Yield the words of ``flags`` without those that are ``said`` already. Hydra's overrides may begin with plus signs."""
+    """Yield the words of ``flags`` without flags that are already in ``said``. Hydra's overrides may begin with plus signs."""
     names = {word.partition("=")[0].lstrip("+") for word in said}
     for name, words in flags.items():
         if name.partition("=")[0] not in names:

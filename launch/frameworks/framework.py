@@ -1,4 +1,4 @@
-"""What a framework adds to the user's command: graph settings, steps, determinism and where metrics go."""
+"""The flags that a framework adds to the user's command: graph settings, steps, determinism, and where metrics go."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from launch.contract.spec import GraphImpl, RunSpec
 
 Flags = Mapping[str, tuple[str, ...]]
-"""The words of each flag, none for a bare one: {"--max_steps": ("120",)}. A name may hold its value: {"train.train_iters=120": ()}."""
+"""The words after each flag, none for a bare flag: {"--max_steps": ("120",)}. A name may contain its value:
+{"train.train_iters=120": ()}."""
 
 
 def no_flags(_: object) -> Flags:
@@ -17,13 +18,13 @@ def no_flags(_: object) -> Flags:
 
 @dataclass(frozen=True)
 class Framework:
-    """One trainer. A plain script has none of this: its recipe says all, under ``command.graphs``."""
+    """One trainer. A plain script has no flags of its own; its recipe has all settings under ``command.graphs``."""
 
     impls: tuple[GraphImpl, ...] = ("command",)
-    """The graph implementations that flags can name; ``command`` are the recipe's own."""
+    """The graph implementations for which there are flags. ``command`` means the recipe's own graphs."""
     graph_flags: Callable[[RunSpec], Flags] = no_flags
-    """Turn graphs of these implementations on."""
+    """Return the flags that turn on graphs of these implementations."""
     own_flags: Callable[[RunSpec], Flags] = no_flags
-    """What every run gets, eager or not, unless the command says it itself."""
+    """Return the flags of every run, eager or not. A flag is left out if the command already has it."""
     untried: str = ""
-    """Where this version never ran it."""
+    """Where this version has never run it, in words; empty if it has."""

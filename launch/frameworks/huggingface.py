@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, in a program that reads TrainingArguments by HfArgumentParser."""
+"""Hugging Face's Trainer, in a program that reads TrainingArguments with HfArgumentParser."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _graph_flags(spec: RunSpec) -> Flags:
 
 
 def _own_flags(spec: RunSpec) -> Flags:
-    # Graphs need one shape: the last batch of an epoch is smaller otherwise.
+    # Graphs need a single shape. Without this flag, the last batch of an epoch is smaller.
     flags = {"--max_steps": ("{steps}",), "--output_dir": ("{output}",), "--dataloader_drop_last": ("True",)}
     return flags | ({"--full_determinism": ("True",)} if spec.training.deterministic else {})
 

@@ -1,6 +1,6 @@
 """Megatron Bridge, in a program that takes overrides of a ConfigContainer (``scripts/training/run_recipe.py``).
 
-Names are those of 0.6.2. This version never ran it by engine command.
+Names are those of 0.6.2. Engine command has never run it in this version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EVERY_RUN = {
     "logger.log_interval": 1,
     "logger.tensorboard_log_interval": 1,
     "logger.tensorboard_dir": "{output}/tensorboard",
-    # Recipes save into the folder from which the next run would go on.
+    # Recipes save into a folder from which the next run would continue.
     "checkpoint.save": "null",
     "checkpoint.load": "null",
     # Graphs need these. Eager runs have them too, so that graphs are the only difference.
@@ -34,7 +34,7 @@ def _graph_flags(spec: RunSpec) -> Flags:
 def _own_flags(spec: RunSpec) -> Flags:
     settings: dict[str, Any] = {**_EVERY_RUN}
     settings |= {"model.deterministic_mode": "true"} if spec.training.deterministic else {}
-    # Some recipes turn graphs on.
+    # Some recipes turn graphs on, so turn them off explicitly.
     settings |= {} if spec.graphed else {"model.cuda_graph_impl": "none"}
     return {_override(name, value): () for name, value in settings.items()}
 

@@ -17,7 +17,7 @@ def _own_flags(spec: RunSpec) -> Flags:
     flags: dict[str, tuple[str, ...]] = {
         "--train-iters": ("{steps}",),
         "--log-interval": ("1",),
-        # Its log has three decimals of the gradient norm. TensorBoard has all.
+        # The log has only three decimals of the gradient norm. TensorBoard has all digits.
         "--tensorboard-dir": ("{output}/tensorboard",),
         "--tensorboard-log-interval": ("1",),
     }

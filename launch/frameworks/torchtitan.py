@@ -1,7 +1,7 @@
 """torchtitan (``torchrun ... -m torchtitan.train --module llama3 --config llama3_8b``), whose trainer graphs a step by default.
 
-It holds forward and backward passes in one graph since 13 August 2026 (pytorch/torchtitan f84224af0). Not run here: it needs a PyTorch
-that is newer than ours.
+Since 13 August 2026 it captures forward and backward passes in one graph (pytorch/torchtitan f84224af0). It has not been run
+here, because it needs a newer PyTorch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from launch.frameworks.framework import Flags, Framework
 
 
 def _graph_flags(spec: RunSpec) -> Flags:
-    # Some of its configs turn graphs off.
+    # Some configs turn graphs off, so turn them on explicitly.
     return {"--training.no_disable_cuda_graphs": ()} if spec.cuda_graph.impl == "full_iteration" else {}
 
 
@@ -19,10 +19,10 @@ def _own_flags(spec: RunSpec) -> Flags:
     flags: dict[str, tuple[str, ...]] = {
         "--training.steps": ("{steps}",),
         "--dump_folder": ("{output}",),
-        # Its log has five digits of the loss. TensorBoard has all.
+        # The log has only five digits of the loss. TensorBoard has all.
         "--metrics.log_freq": ("1",),
         "--metrics.enable_tensorboard": (),
-        # Without a seed each run draws its own first weights.
+        # Without a seed, each run draws different initial weights.
         "--debug.seed": ("{seed}",),
     }
     flags |= {} if spec.graphed else {"--training.disable_cuda_graphs": ()}

@@ -11,7 +11,7 @@ ALGORITHM = "NCCL_ALGO"
 
 
 def settle_determinism(environment: MutableMapping[str, str]) -> Mapping[str, str]:
-    """Forbid Transformer Engine kernels that add in no fixed order, and choose NCCL's algorithm where it is unset.
+    """Forbid Transformer Engine kernels that add in no fixed order, and set NCCL's algorithm if it is unset.
 
     Megatron-Core's deterministic mode requires the first (0.16.1 extensions/transformer_engine.py:1254), and Megatron-LM sets
     the second. Call this before layers and communicators exist. Return the settings by name.

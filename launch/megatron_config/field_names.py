@@ -1,7 +1,7 @@
-"""Megatron's names of fields whose values are those of a recipe. Pure, without torch.
+"""Megatron's names of fields that have the same values as in a recipe. Pure, without torch.
 
-``export`` prints flags by this table, ``init`` reads them by it, and messages on a recipe translate by it. Names are those of
-Megatron-LM's flags, most of which are those of TransformerConfig's fields.
+``export`` prints flags by this table, ``init`` reads flags by it, and messages about recipes translate names by it. The names
+are those of Megatron-LM's flags, most of which equal the names of TransformerConfig's fields.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEPRECATED: Mapping[str, tuple[str, str]] = {
     "enable_cuda_graph": ("cuda_graph.impl", "local"),
     "external_cuda_graph": ("cuda_graph.impl", "transformer_engine"),
 }
-"""Switches of before 0.16, with the field and the value that they stand for."""
+"""Switches of releases before 0.16, with the field and the value that they mean."""
 FIELDS: Mapping[str, str] = {
     **TRAINING_FLAGS,
     "lr": "training.learning_rate",

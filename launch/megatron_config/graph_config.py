@@ -1,4 +1,4 @@
-"""Spell graph settings as a release of Megatron-Core does. No other module knows this. Pure, without torch."""
+"""Spell graph settings as a release of Megatron-Core does. Only this module knows these spellings. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def is_release(version: str, release: MegatronCore) -> bool:
 
 
 def graph_settings(graph: CudaGraph, release: MegatronCore) -> dict[str, Any]:
-    """Return ``graph`` as fields of TransformerConfig in ``release``. An empty list of parts is the whole layer.
+    """Return ``graph`` as fields of TransformerConfig in ``release``. An empty list of parts means the whole layer.
 
-    Megatron must have the implementation. In 0.16 the whole step is ``cuda_graph_impl: local`` with ``cuda_graph_scope:
-    [full_iteration]``. In 0.19 it is an implementation, and ``cuda_graph_modules`` names parts of layers.
+    Megatron must have the implementation. In 0.16, the whole step is ``cuda_graph_impl: local`` with ``cuda_graph_scope:
+    [full_iteration]``. In 0.19, ``full_iteration`` is an implementation, and ``cuda_graph_modules`` names parts of layers.
     """
     impl, parts = graph.impl, list(graph.scope)
     if impl == "none":

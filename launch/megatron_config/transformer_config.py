@@ -42,13 +42,13 @@ def transformer_settings(spec: RunSpec, layers: Layers = "transformer_engine") -
         **_fusions(spec, layers),
         **graph_settings(spec.cuda_graph, spec.megatron_core),
         "deterministic_mode": spec.training.deterministic,
-        # Graphs require it. The eager baseline gets it too, so that a pair differs in graphs alone.
+        # Graphs require this. The eager baseline has it too, so that graphs are the only difference of a pair.
         "use_te_rng_tracker": layers == "transformer_engine",
     }
 
 
 def model_settings(spec: RunSpec) -> dict[str, Any]:
-    """Return arguments of GPTModel, and with YaRN the fields that it reads from its configuration (``yarn_``)."""
+    """Return arguments of GPTModel, and for YaRN also the fields that it reads from its configuration (``yarn_``)."""
     model = spec.model
     settings: dict[str, Any] = {
         "vocab_size": model.vocab_size,
@@ -63,15 +63,17 @@ def model_settings(spec: RunSpec) -> dict[str, Any]:
 
 
 def yarn_settings(model: Model) -> dict[str, Any]:
-    """Return the fields of YaRN. GPTModel reads them from its configuration, whose class lacks them (0.16.1
-    models/gpt/gpt_model.py)."""
+    """Return the fields of YaRN.
+
+    GPTModel reads them from its configuration, although the configuration's class lacks them (0.16.1 models/gpt/gpt_model.py).
+    """
     return {
         "position_embedding_type": "yarn",
         "yarn_rotary_scaling_factor": model.rope_scaling_factor,
         "yarn_original_max_position_embeddings": model.rope_original_max_position,
         "yarn_beta_fast": model.rope_beta_fast,
         "yarn_beta_slow": model.rope_beta_slow,
-        # Without either, queries and keys are scaled as in the paper.
+        # If both are None, queries and keys are scaled as in the paper.
         "yarn_mscale": None,
         "yarn_mscale_all_dim": None,
         "yarn_correction_range_round_to_int": model.rope_truncate,
@@ -85,9 +87,9 @@ def data_parallel_settings(spec: RunSpec) -> dict[str, Any]:
         "grad_reduce_in_fp32": spec.training.gradient_precision == "fp32",
         "use_distributed_optimizer": layout.distributed_optimizer,
         **members(layout, "overlap_grad_reduce", "overlap_param_gather", "delay_wgrad_compute"),
-        # As Megatron-LM pairs them.
+        # Megatron-LM pairs these settings in this way.
         "align_param_gather": layout.overlap_param_gather and layout.vpp > 1,
-        # The training loop checks every loss and norm. A check within a step could not be captured.
+        # The training loop checks every loss and norm. A check within a step cannot be captured.
         "check_for_nan_in_grad": False,
     }
 
@@ -114,7 +116,7 @@ def _attention(model: Model) -> dict[str, Any]:
         **members(model, "num_attention_heads", "num_query_groups", "kv_channels", "qk_layernorm", "add_qkv_bias"),
         "attention_dropout": 0.0,
         "softmax_type": "learnable" if model.attention_sinks else "vanilla",
-        # How many positions before a token and after it are visible.
+        # The number of visible positions before and after a token.
         "window_size": (model.window_size - 1, 0) if model.window_size else None,
         "window_attn_skip_freq": model.window_attn_skip_freq or None,
     }
@@ -146,7 +148,7 @@ def _experts(spec: RunSpec) -> dict[str, Any]:
 def softmax_over_all_experts(model: Model) -> bool:
     """Return whether weights come from a softmax over all experts and are not normalised over the chosen ones.
 
-    With normalisation the result is the softmax over the chosen ones, which Megatron computes without ``pre_softmax``.
+    With normalisation, the result equals a softmax over the chosen experts, which Megatron computes without ``pre_softmax``.
     """
     return model.moe_router_order == "softmax_then_topk" and not model.moe_router_normalize_topk
 
@@ -167,8 +169,8 @@ def _parallelism(layout: Parallelism) -> dict[str, Any]:
     return {
         **parallel_sizes(layout),
         **members(layout, "sequence_parallel", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute"),
-        # As Megatron-LM pairs them. With pp=2 and virtual stages, each rank precedes and follows the other, and batched
-        # transfers would be mixed up.
+        # Megatron-LM pairs these settings in this way. With pp=2 and virtual stages, each rank is both before and after the
+        # other, so batched transfers would be mixed up.
         "overlap_p2p_comm": layout.vpp > 1,
         "batch_p2p_comm": layout.vpp == 1,
         "batch_p2p_sync": layout.batch_p2p_sync,
@@ -176,8 +178,11 @@ def _parallelism(layout: Parallelism) -> dict[str, Any]:
 
 
 def _precision(spec: RunSpec) -> dict[str, Any]:
-    """With ``fp8``, Transformer Engine's linear layers multiply activations and weights in e4m3 and gradients in e5m2.
-    Parameters, attention, router, embedding and output layer keep their precision."""
+    """Return the fields of precision.
+
+    With ``fp8``, Transformer Engine's linear layers multiply activations and weights in e4m3 and gradients in e5m2. Parameters,
+    attention, router, embedding and output layer keep their precision.
+    """
     training = spec.training
     dtype = PRECISIONS[training.precision]
     fp8 = {} if training.fp8 == "none" else {"fp8": "hybrid", "fp8_recipe": FP8_RECIPES[training.fp8]}
@@ -197,20 +202,20 @@ def _recomputation(spec: RunSpec) -> dict[str, Any]:
 
 
 def _fusions(spec: RunSpec, layers: Layers) -> dict[str, Any]:
-    """Return the fusions that Megatron's own recipes turn on. None of them runs without Transformer Engine."""
+    """Return the fusions that Megatron's own recipes turn on. All of them need Transformer Engine."""
     model, training, on = spec.model, spec.training, layers == "transformer_engine"
     experts = {"moe_grouped_gemm": on, "moe_permute_fusion": on, "moe_router_fusion": on and training.moe_router_fusion}
     return {
-        # The fused clamped_quick_gelu_glu copies a scalar from the host in each call, and that cannot be captured.
+        # The fused clamped_quick_gelu_glu copies a scalar from the host in each call, which cannot be captured.
         "bias_activation_fusion": on and model.activation == "swiglu",
         "bias_dropout_fusion": on and not model.add_bias_linear,
         "masked_softmax_fusion": on,
-        # Its kernel does not support YaRN's scale.
+        # The fused kernel does not support YaRN's scale.
         "apply_rope_fusion": on and model.rope_scaling != "yarn",
-        # It returns gradients in bfloat16, and Megatron-LM forbids it in deterministic mode.
+        # The fused loss returns gradients in bfloat16, and Megatron-LM forbids it in deterministic mode.
         "cross_entropy_loss_fusion": on and training.precision == "bf16" and not training.deterministic,
-        # Transformer Engine's waits for the host, and later releases refuse it for its gradients (Megatron-LM pull request
-        # 5115).
+        # Transformer Engine's fusion waits for the host. Later releases reject it because of its gradients (Megatron-LM pull
+        # request 5115).
         "cross_entropy_fusion_impl": "native",
         "gradient_accumulation_fusion": on and training.gradient_accumulation_fusion,
         **(experts if model.is_moe else {}),

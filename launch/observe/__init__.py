@@ -1,6 +1,6 @@
 """Observe the user's own program from inside, for engine command.
 
-It touches no numerics, and imports torch only once the program does. A script may say what it trains with two lines:
+It does not change any numbers, and imports torch only after the program does. A script may report its steps with two lines:
 
     from launch.observe import step
     step(loss=loss, grad_norm=norm)  # at the end of each optimizer step

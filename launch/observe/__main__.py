@@ -1,4 +1,4 @@
-"""Run a program observed, where PYTHONPATH does not reach it: ``python -m launch.observe [-m MODULE | FILE] ARGUMENTS``."""
+"""Observe a program that PYTHONPATH does not reach: ``python -m launch.observe [-m MODULE | FILE] ARGUMENTS``."""
 
 from __future__ import annotations
 

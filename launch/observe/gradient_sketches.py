@@ -11,19 +11,19 @@ import torch
 from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
 
 CHUNK_ELEMENTS = 2**20
-"""Elements to sign at once, which bounds the temporary memory to some tens of MiB."""
+"""The number of elements processed at once. It bounds temporary memory to some tens of MiB."""
 _PREFIXES = ("module.", "_orig_mod.")
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return what the optimizer will use: Megatron and Transformer Engine keep it under names of their own."""
+    """Return the gradient that the optimizer will use. Megatron and Transformer Engine have their own names for it."""
     found = getattr(parameter, "decoupled_grad", None)
     found = parameter.grad if found is None else found
     return getattr(parameter, "main_grad", None) if found is None else found
 
 
 def sketch(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[GradientSketch]:
-    """Return sketches of the gradients of ``optimizer``. ``names`` are by id of the parameter. The host waits once."""
+    """Return sketches of the gradients of ``optimizer``. ``names`` maps ids of parameters to names. The host waits once."""
     told: list[str] = []
     numbers: list[torch.Tensor] = []
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
@@ -33,13 +33,13 @@ def sketch(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[G
             told.append(names.get(id(parameter), f"parameter {place} of shape {tuple(parameter.shape)}"))
             numbers.append(_numbers(gradient, place))
     rows = torch.stack(numbers).tolist() if numbers else []
-    # Scaled losses overflow in the first steps.
+    # With loss scaling, gradients may overflow in the first steps.
     finite = ((name, row) for name, row in zip(told, rows, strict=True) if all(map(math.isfinite, row)))
     return [GradientSketch(name, row[0], tuple(row[1:])) for name, row in finite]
 
 
 def _numbers(gradient: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return the norm and the projections, shape (1 + PROJECTIONS,). The program's own random numbers stay as they are."""
+    """Return the norm and the projections, shape (1 + PROJECTIONS,). The program's own random numbers do not change."""
     local = gradient.detach()
     flat = (local.to_local() if hasattr(local, "to_local") else local).reshape(-1)
     generator = torch.Generator(flat.device).manual_seed(seed)
@@ -57,11 +57,11 @@ def _numbers(gradient: torch.Tensor, seed: int) -> torch.Tensor:
 def parameter_names(parameters: Iterable[torch.Tensor]) -> dict[int, str]:
     """Return the longest name that a module of this process has for each parameter, by its id.
 
-    Optimizers of Megatron step copies in fp32, which are the ``main_param`` of the model's parameters.
+    Megatron's optimizers update fp32 copies, which are the ``main_param`` of the model's parameters.
     """
     wanted = {id(parameter) for parameter in parameters}
     names: dict[int, str] = {}
-    # By type: asking a weak proxy for its class fails once its object is gone.
+    # Use type(), because asking a weak proxy for its class fails once its object is gone.
     for module in [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]:
         for name, parameter in module.named_parameters():
             for key in (id(parameter), id(getattr(parameter, "main_param", None))):

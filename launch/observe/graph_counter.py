@@ -1,4 +1,4 @@
-"""Count what a program captures, replays and compiles."""
+"""Count a program's captures, replays and compilations."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ON_A_CPU = "compiled without CUDA graphs (CPU)"
 
 
 class GraphCounter:
-    """``graphs`` are those that count: graphs of CUDA, or functions that were compiled where there is no GPU."""
+    """Counts a program's captures and replays. ``graphs`` counts CUDA graphs, or compiled functions if there is no GPU."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.captures = self.replays = self.graphs = 0
         self._spec = spec
         self._cuda = spec.placement.device == "cuda"
         self._seen = (0, 0, 0)
-        """What was counted when the last step ended."""
+        """The counts at the end of the last step."""
         self._capture_seconds = self._began = 0.0
 
     @property
@@ -43,7 +43,7 @@ class GraphCounter:
         self._capture_seconds += time.monotonic() - self._began if self._began else 0.0
 
     def since_last_step(self, counts: Counts) -> tuple[int, int]:
-        """Return how many graphs were made, and replays begun, in the step that ended at ``counts``."""
+        """Return the number of new graphs and of replays in the step that ended at ``counts``."""
         captures, replays, frames = (now - before for now, before in zip(counts, self._seen, strict=True))
         self._seen = counts
         return captures if self._cuda else frames, replays
@@ -64,7 +64,7 @@ class GraphCounter:
         )
 
     def fault(self, phases: PhaseTracker) -> CaptureError | None:
-        """Return why a complete run shows nothing of its graphs, or None."""
+        """Return why a complete run does not show its graphs, or None."""
         if not self._spec.graphed or phases.phase == "measure":
             return None
         if not self.graphs:

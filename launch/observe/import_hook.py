@@ -13,7 +13,7 @@ Then = Callable[[ModuleType], None]
 
 
 def after_import(name: str, then: Then) -> None:
-    """Call ``then`` with module ``name``, at once if it is imported already."""
+    """Call ``then`` with module ``name`` once it is imported, or at once if it already is."""
     if name in sys.modules:
         then(sys.modules[name])
     else:
@@ -21,7 +21,7 @@ def after_import(name: str, then: Then) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Find one module as the others do, and wrap its loader."""
+    """Finds one module by the other finders, and wraps its loader."""
 
     def __init__(self, name: str, then: Then) -> None:
         self._name = name

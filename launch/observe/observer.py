@@ -1,4 +1,4 @@
-"""The observer of one process: it follows steps and phases, and writes the records that engines write."""
+"""The observer of one process. It follows steps and phases, and writes the same records as engines."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.profiler import StepsTrace
 
 SKETCHED_STEPS = 16
-"""Gradients of later steps are not sketched, whenever the program captures."""
+"""Gradients of later steps are not sketched, no matter when the program captures."""
 MOST_CONTRADICTIONS = 1
-"""A summary at the end may differ from the last step's loss."""
+"""The number of contradictions to accept. A summary at the end may differ from the last step's loss."""
 
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
 def _counted(method: Callable[..., None]) -> Callable[..., None]:
-    """Count the time of ``method`` as the observer's own."""
+    """Count the time of ``method`` as time of the observer."""
 
     @functools.wraps(method)
     def counted(self: Observer, *arguments: Any, **named: Any) -> None:
@@ -52,7 +52,7 @@ def _counted(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Observer:
-    """What hooks tell. It is silent until the process shows that it is a rank."""
+    """Receives what hooks report. It writes nothing until the process shows that it is a rank."""
 
     def __init__(self, folder: Path) -> None:
         attempt = AttemptPaths(folder)
@@ -63,18 +63,18 @@ class Observer:
         self._optimizers = Optimizers()
         self._clock = Clock(self._cuda)
         self._stepping: list[int] = []
-        """The optimizers whose steps run now, by id: a container (torchtitan's) steps others."""
+        """The optimizers whose steps run now, by id. There may be several, because a container (torchtitan's) steps others."""
         self._moment: Moment | None = None
         """When the last optimizer stepped."""
         self._loss_sum: Any = None
         self._loss_step = -1
-        """The step of that sum."""
+        """The step of ``_loss_sum``."""
         self._says_steps = self._norm_seen = False
         self._spent: list[float] = []
         self._spending = 0.0
         self._trace: StepsTrace | None = None
         self._start_counting("optimizer steps")
-        # Registered first, and so called last.
+        # Registered first, so it is called last.
         atexit.register(self._leave)
         os.register_at_fork(after_in_child=self._rank.forget)
 
@@ -88,8 +88,8 @@ class Observer:
 
     @_counted
     def before_optimizer(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
-        """``closure``: the optimizer computes the gradients itself, in the step."""
-        # It is there already if an exception ended its last step.
+        """Begin an optimizer's step. ``closure`` is whether the optimizer itself computes the gradients in the step."""
+        # The optimizer is still in the list if an exception ended its last step.
         self._leave_optimizer(optimizer)
         self._stepping.append(id(optimizer))
         if self._rank.silent:
@@ -115,14 +115,14 @@ class Observer:
             self._end_step(self._moment)
 
     def _leave_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Forget an optimizer's step, and those within it. Return whether it ran."""
+        """Forget an optimizer's step and all steps within it. Return whether it ran."""
         if runs := id(optimizer) in self._stepping:
             del self._stepping[self._stepping.index(id(optimizer)) :]
         return runs
 
     @_counted
     def say_step(self, loss: Any, grad_norm: Any) -> None:
-        """End a step that the program announces. What its optimizers do counts no longer, nor what they did before."""
+        """End a step that the program announces. From then on, steps of its optimizers do not count, not even earlier ones."""
         if self._is_idle():
             return
         if not self._says_steps and self._lines.written:
@@ -153,7 +153,7 @@ class Observer:
 
     @_counted
     def say_own(self, metric: Metric, value: Any) -> None:
-        """Take what a function of the program's own returned for the step that runs."""
+        """Take a value that one of the program's own functions returned for the current step."""
         if not self._is_idle():
             self._norm_seen |= metric == "grad_norm"
             self._add(metric, "the program's own functions", value)
@@ -163,13 +163,13 @@ class Observer:
         """Add a micro-batch's share of the loss."""
         if not self._is_idle():
             before = self._loss_sum if self._loss_step == self._running else None
-            # A replay overwrites the tensor.
+            # Copy, because a replay overwrites the tensor.
             self._loss_sum = loss.detach().clone() if before is None else before + loss.detach()
             self._loss_step = self._running
             self._add("loss", "the program's own functions", self._loss_sum)
 
     def say(self, source: Source, said: Mapping[Column, float]) -> None:
-        """Take what the program logged or printed, after the step that it is about. A capture computes no loss."""
+        """Take what the program logged or printed after a step. During a capture there is no loss."""
         if self._is_idle() or not said.keys() & {"loss", "grad_norm"}:
             return
         log = self._lines.log
@@ -183,7 +183,7 @@ class Observer:
 
     @_counted
     def read_line(self, line: str) -> None:
-        """Read a printed line, where no better source is known."""
+        """Read a printed line, if no better source is known."""
         if self._wants_printed and (said := columns_in_line(line)):
             self.say("printed", said)
 
@@ -193,7 +193,7 @@ class Observer:
         return not (self._rank.silent or self._rank.done) and ("printed" in known or None in known)
 
     def excepthook(self, then: ExceptHook) -> ExceptHook:
-        """Return a hook that records an exception nobody caught, then calls ``then``."""
+        """Return a hook that records an uncaught exception, then calls ``then``."""
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             self._rank.fail(error)
@@ -232,7 +232,7 @@ class Observer:
         self._write_steps()
 
     def _prove(self, recorder: Recorder) -> None:
-        """Write the proof of replay after the last timed step, and begin to profile."""
+        """Write the proof of replay after the last timed step, and begin profiling."""
         recorder.enter("probe", self._phases.steps)
         self._optimizers.write_digest(recorder)
         recorder.write("proof", graphs=self._graphs.stats(self._phases))
@@ -245,7 +245,7 @@ class Observer:
         self._lines.log.add(metric, source, self._running, later(value))
 
     def _say_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Sketch the gradients of the first steps, outside the timed ones, and compute their norm where nothing shows it."""
+        """Sketch the gradients of the first steps, outside timed steps. Compute their norm if the program does not show it."""
         recorder, phases = self._rank.recorder, self._phases
         if recorder is not None and phases.phase != "measure" and phases.steps < SKETCHED_STEPS:
             try:
@@ -259,7 +259,7 @@ class Observer:
             self._add("grad_norm", "computed by the observer", norm)
 
     def _write_steps(self, *, at_end: bool = False) -> None:
-        """Write each step whose metrics are known, and after the last one the end of the run's records."""
+        """Write each step whose metrics are known. After the last step, complete the run's records."""
         rank, recorder = self._rank, self._rank.recorder
         if recorder is None or rank.done or not self._lines.write(self._graphs.replays, at_end=at_end):
             return
@@ -272,7 +272,7 @@ class Observer:
         rank.done = True
 
     def _leave(self) -> None:
-        """Write what is left at the end of the process."""
+        """Write the remaining records at the end of the process."""
         rank = self._rank
         if rank.silent or rank.recorder is None:
             return
@@ -287,7 +287,7 @@ class Observer:
             rank.recorder.leave()
 
     def _write_rest(self) -> None:
-        """Write what no later step will push out.
+        """Write the steps that still wait, because no later step will follow.
 
         Raises:
             NumericError: a number is not finite.

@@ -1,4 +1,4 @@
-"""The optimizers that step, and what their gradients and parameters show."""
+"""The program's optimizers, with sketches of their gradients and digests of their parameters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Optimizers:
 
 
 def identity(optimizer: torch.optim.Optimizer) -> int:
-    """Return a number that an optimizer shares with the one that it replaces: that of its first parameter."""
+    """Return the id of the first parameter, which an optimizer shares with one that it replaces."""
     return id(next(_parameters([optimizer]), optimizer))
 
 

@@ -1,4 +1,4 @@
-"""Describe the program: its command, its code and its packages, beside what every run describes."""
+"""Describe the program: its command, its code and its packages, in addition to what every run describes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from launch.train.telemetry.provenance import describe
 
 
 def describe_program(device: torch.device, spec: RunSpec, folders: Sequence[str]) -> dict[str, Any]:
-    """Return the content of environment.json. Its data is what the command names, of which nothing else is known.
+    """Return the content of environment.json. The command's words identify the data, about which nothing else is known.
 
     Args:
-        folders: where packages are looked for. Libraries add to sys.path later.
+        folders: the folders in which to look for packages. Libraries may add folders to sys.path later.
     """
     shared = digest([*spec.command.flags, spec.command.run])
     described = describe(device, shared, None)

@@ -1,4 +1,4 @@
-"""This process as a rank of the attempt: of several processes with one number, the first to claim it is the rank."""
+"""This process as a rank of the attempt. If several processes have one number, the first to claim it is the rank."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Rank:
         self.attempt = attempt
         self.recorder: Recorder | None = None
         self.silent = False
-        """Another process is this rank."""
+        """Whether another process is this rank."""
         self.begun = self.done = self.failed = False
-        """Whether its first step began, all of its records are written, and it recorded an exception."""
+        """Whether its first step has begun, all its records are written, and it has recorded an exception."""
         self._spec = spec
         self._folders = tuple(sys.path)
         self._reported = False
@@ -42,7 +42,7 @@ class Rank:
         return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
     def claim(self) -> None:
-        """Become this rank, unless another process is: a launcher's children inherit its variables."""
+        """Become this rank unless another process is. There may be several, because a launcher's children inherit its variables."""
         if self.recorder is not None or self.silent:
             return
         if create(self.attempt.events(self.number)):
@@ -66,7 +66,7 @@ class Rank:
         self.recorder.enter(phase, 0)
 
     def report_second_process(self) -> None:
-        """Record that this process trains, though another one was the rank: nothing of its steps is compared."""
+        """Record that this process trains although another one was the rank. Its steps are not compared."""
         if not self._reported:
             self._reported = True
             recorder = Recorder(self.attempt, self.number, torch.device("cpu"))
@@ -74,11 +74,11 @@ class Rank:
             recorder.exception(ProgramError(text))
 
     def forget(self) -> None:
-        """Be no rank in a forked child, unless nobody was one before: then it may become one."""
+        """In a forked child, stop being a rank. If this process was none, the child may become one."""
         self.silent |= self.recorder is not None
 
     def fail(self, error: BaseException) -> None:
-        """Record what ends this process before its records are complete."""
+        """Record the error that ends this process before its records are complete."""
         self.claim()
         if self.recorder is not None and not (self.done or self.failed or isinstance(error, SystemExit)):
             self.failed = True
@@ -86,7 +86,7 @@ class Rank:
 
 
 def create(path: Path) -> bool:
-    """Create an empty file. Return False where it is there."""
+    """Create an empty file. Return False if it already exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.touch(0o644, exist_ok=False)

@@ -1,4 +1,4 @@
-"""Start the observer of this process, where an attempt is observed. Imports nothing heavy."""
+"""Start the observer of this process if it belongs to an observed attempt. This module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def start() -> None:
     """Observe this process as soon as it has imported torch. Do nothing outside an attempt."""
     if OBSERVED not in os.environ or _STARTED:
         return
-    # The supervisor asks for stacks before it ends ranks that hang.
+    # The supervisor requests stacks with this signal before it ends ranks that hang.
     faulthandler.register(signal.SIGUSR1)
     after_import("torch", _watch)
 
@@ -40,7 +40,8 @@ def _watch(torch: ModuleType) -> None:
         one = Observer(Path(os.environ[OBSERVED]))
         install(torch, one)
     except Exception as error:
-        # Another release of PyTorch may lack what is hooked. The program runs on, and its run says that it was not observed.
+        # Another release of PyTorch may lack the hooked functions. The program runs on, and its log says that it is not
+        # observed.
         sys.stderr.write(f"launch.observe: this process is not observed: {type(error).__name__}: {error}\n")
         return
     _STARTED.append(one)

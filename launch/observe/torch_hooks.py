@@ -1,4 +1,4 @@
-"""Hook what shows a program's steps, graphs and metrics: PyTorch, its TensorBoard writer, and trainers. No hook changes a value."""
+"""Hook PyTorch, its TensorBoard writer and trainers to observe steps, graphs and metrics. No hook changes a value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_LINE = 10_000
 
 def install(torch: ModuleType, observer: Observer) -> None:
     """Hook PyTorch now, and other libraries when they are imported."""
-    # torch.optim deletes the name of this module.
+    # torch.optim deletes its attribute for this module.
     optimizers = sys.modules["torch.optim.optimizer"]
 
     def has_closure(arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:
@@ -57,7 +57,7 @@ def _before(function: Callable[..., Any], tell: Callable[[], None]) -> Callable[
 
 
 def _after(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
-    """Wrap ``function``: tell its result, then its arguments."""
+    """Return a wrapper of ``function`` that calls ``tell`` with its result and its arguments."""
 
     @functools.wraps(function)
     def wrapped(*arguments: Any, **named: Any) -> Any:
@@ -84,12 +84,12 @@ def _hook_logger(logger: Any, observer: Observer) -> None:
 
 
 def _hook_trainer(trainer: Any, observer: Observer) -> None:
-    """See each micro-batch's loss before the Trainer rounds their sum to four decimals."""
+    """Observe each micro-batch's loss before the Trainer rounds their sum to four decimals."""
     trainer.training_step = _after(trainer.training_step, lambda loss, *_: observer.add_own_loss(loss))
 
 
 def _hook_stream(stream: Any, observer: Observer) -> None:
-    """Read the lines that the program prints by Python. The stream stays what it is."""
+    """Read the lines that the program prints from Python. The stream itself stays the same object."""
     write, rest = stream.write, [""]
 
     def read(text: str) -> Any:

@@ -1,1 +1,1 @@
-"""Slurm's commands and states, as a job and the login node need them."""
+"""Slurm's commands and states, for jobs and the login node."""

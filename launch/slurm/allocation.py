@@ -17,19 +17,19 @@ from launch.slurm.command import try_run
 from launch.slurm.job_states import stage_of
 
 ANSWER_SECONDS = 2.0
-"""How long Slurm is asked for the job's end: a job has few seconds from SIGTERM to SIGKILL (KillWait)."""
+"""How long to ask Slurm for the job's end. A job has only few seconds between SIGTERM and SIGKILL (KillWait)."""
 ACCOUNTS_SECONDS = 0.2
-"""Between two calls of sacct while it does not know the end yet."""
+"""Seconds between two calls of sacct while it does not know the end yet."""
 CONTROLLER_SECONDS = 600.0
 RETURN_SECONDS = 10.0
-"""How long nodes take to report to a restarted slurmctld. Before that it starts no step, and srun retries only after a
+"""How long nodes take to report to a restarted slurmctld. Until then it starts no step, and srun retries only after a
 minute."""
 LOOPBACK = "127.0.0.1"
 PORTS = (10000, 32768)
-"""The range of ports for ranks, below those that the kernel gives to outgoing connections by default."""
+"""The range of ports for ranks. It is below the ports that the kernel uses for outgoing connections by default."""
 
 _STATE_OF_REASON = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL", "NodeFailure": "NODE_FAIL"}
-"""squeue shows COMPLETING for a job that is being ended, whatever the cause. The reason may show the cause."""
+"""squeue shows COMPLETING for a job that is being ended for any cause. The reason may show the cause."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Allocation:
     """The Slurm job of this process."""
 
     job: str
-    """As squeue writes it: "123", or "123_4" of an array, where "123" would be all elements."""
+    """The id as squeue writes it: "123", or "123_4" in an array, where "123" would mean all elements."""
     nodes: tuple[str, ...]
     restarts: int = 0
     """How often Slurm requeued the job after it had started."""
 
     @staticmethod
     def here(environment: Mapping[str, str] = os.environ) -> Allocation | None:
-        """Return the allocation that this process runs in, None outside one.
+        """Return the allocation of this process, or None outside a Slurm job.
 
         Raises:
-            EnvironmentFault: scontrol does not name its nodes.
+            EnvironmentFault: scontrol does not list its nodes.
         """
         job, nodes = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
         if job is None or nodes is None:
@@ -60,9 +60,9 @@ class Allocation:
         return Allocation(job, tuple(names.split()), int(environment.get("SLURM_RESTART_COUNT", 0)))
 
     def address(self) -> str:
-        """Return the first node's address for its ranks, and for other nodes if there are any.
+        """Return the first node's address at which all ranks can reach it.
 
-        To them it is the node's name where that resolves, else the address that Slurm uses.
+        On a single node it is the loopback address. Otherwise it is the node's name if that resolves, else Slurm's address.
         """
         first = self.nodes[0]
         if len(self.nodes) == 1:
@@ -82,23 +82,23 @@ class Allocation:
         return tuple(dict.fromkeys(name for name, state in rows if state.startswith(("down", "fail"))))
 
     def wait_for_controller(self, give_up: Callable[[], bool]) -> None:
-        """Wait until slurmctld answers: without it srun starts no step. After ten minutes srun reports it."""
+        """Wait until slurmctld answers, because srun cannot start a step without it. Give up after ten minutes: srun reports it."""
         asked = begun = time.monotonic()
         while try_run("squeue", "--noheader", f"--jobs={self.job}") is None:
             if give_up() or time.monotonic() - begun > CONTROLLER_SECONDS:
                 return
             time.sleep(1.0)
             asked = time.monotonic()
-        # squeue itself retries for some seconds.
+        # A slow answer means the controller was away, too, because squeue itself retries for some seconds.
         if asked > begun or time.monotonic() - asked > ANSWER_SECONDS:
             time.sleep(RETURN_SECONDS)
 
 
 def job_state(job: str) -> str | None:
-    """Return the state of ``job`` ("123" or "123_4"), None where Slurm does not answer within two seconds.
+    """Return the state of ``job`` ("123" or "123_4"), or None if Slurm does not answer within two seconds.
 
-    It is never COMPLETING, which may be any end: sacct knows the cause a moment later. A job in its grace time before a
-    preemption is PREEMPTED already, since the preemption ends whatever ends until then.
+    The state is never COMPLETING, which may be any end: sacct knows the cause a moment later. A job in its grace time before a
+    preemption already counts as PREEMPTED, because an end within that time is caused by the preemption.
     """
     deadline = time.monotonic() + ANSWER_SECONDS
     fields = "State:30,Reason:60,PreemptTime:30"
@@ -131,7 +131,7 @@ def queue_state(line: str) -> str | None:
 
 
 def free_port() -> int:
-    """Return a port of this host on which nothing listens. It is not reserved until rank 0 takes it."""
+    """Return a port of this host on which no process listens. It is not reserved until rank 0 takes it."""
     low, high = PORTS
     outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     if low < outgoing:

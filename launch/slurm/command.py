@@ -1,4 +1,4 @@
-"""Run Slurm's commands, without the defaults that a user set for reading them."""
+"""Run Slurm's commands without the user's defaults for their output."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import subprocess
 ANSWER_SECONDS = 60.0
 """How long a command may take."""
 USER_DEFAULTS = ("SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
-"""Variables by which a user has these commands show, sort or leave out something by default."""
+"""Prefixes of variables with a user's defaults for what these commands show, sort or leave out."""
 
 
 class Unanswered(Exception):
-    """A Slurm command gave no answer. ``for_good``: it never will on this host."""
+    """A Slurm command gave no answer. ``for_good`` is whether it never will on this host."""
 
     def __init__(self, message: str, *, for_good: bool = False, stderr: str = "") -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class Unanswered(Exception):
 
 
 def run(command: str, *arguments: str, seconds: float | None = None) -> str:
-    """Return what a Slurm command prints, with times in seconds since the epoch.
+    """Run a Slurm command and return its output, with times in seconds since the epoch.
 
     Raises:
         Unanswered: it is not installed, fails, or takes longer than ``seconds`` (ANSWER_SECONDS by default).
@@ -46,7 +46,7 @@ def run(command: str, *arguments: str, seconds: float | None = None) -> str:
 
 
 def try_run(command: str, *arguments: str, seconds: float = 10.0) -> str | None:
-    """Return what a Slurm command prints, None where it does not answer."""
+    """Run a Slurm command and return its output, or None if it does not answer."""
     try:
         return run(command, *arguments, seconds=seconds).strip()
     except Unanswered:

@@ -1,4 +1,4 @@
-"""Slurm's job states, and what a job does in each. Pure.
+"""Slurm's job states, and the stage of a job in each. Pure.
 
 Source: JOB STATE CODES in squeue(1) and sacct(1), of Slurm 20.11 to 25.05.
 """
@@ -19,11 +19,11 @@ ENDED = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "GONE", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
 })  # fmt: skip
-"""GONE is not Slurm's: neither squeue nor sacct knows the job any more (orchestrator/sweeps/slurm_jobs.py)."""
+"""GONE is our own state: neither squeue nor sacct knows the job any more (orchestrator/sweeps/slurm_jobs.py)."""
 
 
 def stage_of(state: str) -> Stage:
-    """Return what a job in ``state`` does. A state that Slurm does not have yet is "unknown", and never counts as an end."""
+    """Return the stage of a job in ``state``. A state of a later Slurm is "unknown" and never counts as an end."""
     if state in ENDED:
         return "ended"
     return "waits" if state in WAITING else "runs" if state in RUNNING else "unknown"

@@ -7,13 +7,13 @@ import time
 from launch.slurm.command import try_run
 
 PATIENCE_SECONDS = 5.0
-"""How long accounting may take to know a step's end. It is late by about a second."""
+"""How long to wait until accounting knows a step's end. It is usually late by about a second."""
 _FIELDS = "JobName,State,MaxRSS,NNodes,TRESUsageInTot%200,AllocTRES%200"
 _RUNS = ("RUNNING", "PENDING", "")
 
 
 def memory_kill_reason(job: str, step_name: str) -> str:
-    """Return what the step used and had, in words, if Slurm killed it for memory; "" if not, or if accounting is silent."""
+    """Describe the memory that the step used and had, if Slurm killed it for memory; "" if not, or without accounting."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         listed = try_run("sacct", "--noheader", "--parsable2", "--units=K", f"--jobs={job}", f"--format={_FIELDS}")
@@ -27,8 +27,8 @@ def memory_kill_reason(job: str, step_name: str) -> str:
 def parse_memory_kill(state: str, max_rss: str, nodes: str, used: str, granted: str) -> str:
     """Return :func:`memory_kill_reason` from a row of sacct: sizes in kB ("204800K"), TRES as "cpu=4,mem=409600K".
 
-    OUT_OF_MEMORY appears only where a control group limits memory. Where Slurm itself polls (OverMemoryKill), the step
-    is CANCELLED, and used more than it had on a node: by one task alone, or by the mean of its nodes.
+    OUT_OF_MEMORY appears only if a control group limits memory. If Slurm itself polls (OverMemoryKill), the step is CANCELLED
+    and used more memory than it had on a node, by one task alone or by the mean over its nodes.
     """
     if state == "OUT_OF_MEMORY":
         return "a process of the run took more host memory than the job has on its node"

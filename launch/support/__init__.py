@@ -1,6 +1,6 @@
-"""The rules that a job checks again before it builds: what its engine supports, and whether the layout divides.
+"""The rules that a job checks again before it builds its engine: supported settings, and whether the layout divides.
 
-One table for each engine. The orchestrator judges by the same tables before it submits.
+There is one table for each engine. The orchestrator applies the same tables before it submits.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SUPPORT: Mapping[EngineName, tuple[Rule, ...]] = {
 
 
 def unsupported(spec: RunSpec) -> tuple[Reason, ...]:
-    """Return why the engine of ``spec`` does not support it; empty where it does."""
+    """Return the reasons why the engine of ``spec`` does not support it; empty if it does."""
     return judge(SUPPORT[spec.engine], spec)
 
 
 def known_faults(spec: RunSpec) -> tuple[Reason, ...]:
-    """Return what the library of ``spec`` is known to compute wrongly. Such a run carries a note and is never advised."""
+    """Return the known wrong computations of the library of ``spec``. Such a run has a note and is never advised."""
     return judge(megatron.KNOWN_FAULTS, spec)

@@ -1,4 +1,4 @@
-"""Rules on what engine command needs to run the user's program and to judge it."""
+"""Rules on the settings that engine command needs to run and judge the user's program."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ def expandable_segments_setting(environment: Mapping[str, str]) -> str | None:
 
 
 def disable_nccl_graph_register(environment: MutableMapping[str, str], graphed: bool) -> Mapping[str, str]:
-    """Set NCCL_GRAPH_REGISTER=0 where it is unset and segments expand (Megatron-Core 0.16.1 transformer/cuda_graphs.py:1682).
+    """Set NCCL_GRAPH_REGISTER=0 if it is unset and segments expand (Megatron-Core 0.16.1 transformer/cuda_graphs.py:1682).
 
-    The eager baseline gets it too, so that a pair differs in graphs alone. Call this before communicators exist. Return the
-    setting by name, with its reason.
+    The eager baseline gets it too, so that graphs are the only difference of a pair. Call this before communicators exist.
+    Return the setting by name, with its reason.
 
     Raises:
         EnvironmentFault: the environment turns registration on for a graphed run.

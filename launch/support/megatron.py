@@ -1,4 +1,4 @@
-"""Rules on what engine megatron supports of Megatron-Core 0.16.1 and 0.19.2, and what these are known to compute wrongly."""
+"""Rules on the settings that engine megatron supports with Megatron-Core 0.16.1 and 0.19.2, and their known faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECOMPUTED = ("training.recompute", "training.recompute_modules", *GRAPH)
 def _reuses_first_graph(spec: RunSpec) -> bool:
     """Return whether the graph of the first micro-batch is replayed for the others.
 
-    Megatron-Core does so where micro-batches follow one another (transformer/cuda_graphs.py:2046). With fp8, modules do not
+    Megatron-Core does so if micro-batches run one after another (transformer/cuda_graphs.py:2046). With fp8, modules do not
     treat the first micro-batch differently.
     """
     layout = spec.parallelism
@@ -26,9 +26,9 @@ def _reuses_first_graph(spec: RunSpec) -> bool:
 
 
 def _lacks_router(model: Model) -> bool:
-    """Return whether Megatron-Core lacks the router (transformer/moe/moe_utils.py, topk_routing_with_score_function).
+    """Return whether Megatron-Core lacks this router (transformer/moe/moe_utils.py, topk_routing_with_score_function).
 
-    It never normalises the weight of a single chosen expert, and always those that sigmoid gives to several.
+    It never normalises the weight of a single chosen expert, and always normalises sigmoid weights of several experts.
     """
     softmax_last = model.moe_router_order == "topk_then_softmax"
     if model.moe_router_score_function == "sigmoid":
@@ -62,7 +62,7 @@ def _checkpoints_within_graphs(spec: RunSpec) -> bool:
 
 
 def _captures_recomputed_norm(spec: RunSpec) -> bool:
-    """Return whether a layer's graph holds the norm before the experts, and that is recomputed."""
+    """Return whether a layer's graph contains the norm before the experts and this norm is recomputed."""
     captures_norm = spec.cuda_graph.implementation.takes_scope and not spec.captured_parts.isdisjoint(
         {"router", "experts"}
     )
@@ -70,7 +70,7 @@ def _captures_recomputed_norm(spec: RunSpec) -> bool:
 
 
 MENDS = ("local_inputs", "yarn_positions")
-"""Faults that the engine repairs where ``cuda_graph.mend`` names them (launch/engines/megatron/mends/)."""
+"""The faults that the engine repairs if ``cuda_graph.mend`` names them (launch/engines/megatron/mends/)."""
 
 
 def _name(fault: Rule) -> str:
@@ -78,7 +78,7 @@ def _name(fault: Rule) -> str:
 
 
 def needed_mends(spec: RunSpec) -> tuple[str, ...]:
-    """Return the mends of ``spec`` whose fault it would have without them."""
+    """Return the mends of ``spec`` that it needs, because it would have their fault without them."""
     faults = {_name(fault) for fault in _FAULTS if fault.judge(spec)}
     return tuple(mend for mend in spec.cuda_graph.mend if mend in faults)
 
@@ -127,11 +127,11 @@ def _unless_mended(fault: Rule) -> Rule:
 
 
 KNOWN_FAULTS: tuple[Rule, ...] = tuple(map(_unless_mended, _FAULTS))
-"""What the libraries compute wrongly, although the engine runs it. A cell runs if its verdict can show the fault."""
+"""Wrong computations of the libraries that the engine nevertheless runs. A cell runs only if its verdict can show the fault."""
 
 
 def _refused_without_evidence(fault: Rule) -> Rule:
-    """Return the rule that ``fault`` needs deterministic mode or step checks: noise would hide it from curves."""
+    """Return the rule that ``fault`` needs deterministic mode or step checks, because noise would hide it in curves."""
     return replace(
         fault,
         fields=(*fault.fields, "training.deterministic", "step_checks"),

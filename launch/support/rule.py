@@ -1,6 +1,6 @@
 """A rule: one reason why a cell cannot run, known before a GPU is used. Pure.
 
-The orchestrator judges specs by all rules before it submits them. The job judges its own spec by those in this room.
+The orchestrator applies all rules to a spec before it submits it. A job applies the rules in this folder to its own spec again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from launch.contract.plan import Reason
 from launch.contract.spec import EngineName, MegatronCore, RunSpec
 
 MCORE = "megatron-core 0.16.1 "
-"""Prefix of sources: file and line are those of the released wheel, below ``megatron/core``."""
+"""The prefix of sources. File and line refer to the released wheel, below ``megatron/core``."""
 CONFIG = f"{MCORE}transformer/transformer_config.py"
 ARITHMETIC = "arithmetic"
 
@@ -35,22 +35,22 @@ class Rule:
 
     id: str
     fields: tuple[str, ...]
-    """What a message names with its value: fields and properties of RunSpec, and ``environment.NAME``."""
+    """The names that a message lists with their values: fields and properties of RunSpec, and ``environment.NAME``."""
     statement: str
-    """What must hold. A message says it after the values and a "but"."""
+    """The condition that must hold. A message states it after the values and a "but"."""
     violated: Callable[[RunSpec], bool | Sequence[str]]
-    """Whether a spec violates the rule; or the fields that do, which a message then names. It never raises: it passes values
-    that another rule bounds."""
+    """Returns whether a spec violates the rule, or the violating fields, which a message then names. It never raises an error,
+    and accepts values that another rule rejects."""
     fix: str
     """A change after which no other rule rejects the cell."""
     source: str = ""
     engines: tuple[EngineName, ...] = ("torch_native", "megatron")
     releases: tuple[MegatronCore, ...] = RELEASES
-    """Those of Megatron-Core that it holds for."""
+    """The releases of Megatron-Core for which the rule holds."""
 
     @property
     def versions(self) -> str:
-        """The versions of libraries that it holds for, in words."""
+        """The versions of libraries for which the rule holds, in words."""
         others = [release for release in RELEASES if release not in self.releases]
         without = f", not {' and '.join(others)}" if others else ""
         return "any" if self.engines != ("megatron",) else f"megatron-core {' and '.join(self.releases)}{without}"
@@ -88,7 +88,7 @@ def field_value(spec: RunSpec, field: str) -> Any:
 
 
 def spell(value: object) -> str:
-    """Return ``value`` as a recipe writes it."""
+    """Return ``value`` in the spelling of a recipe."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(spell, value))}]"
     if isinstance(value, str):
@@ -97,12 +97,12 @@ def spell(value: object) -> str:
 
 
 def divides(divisor: int, value: int) -> bool:
-    """Return whether ``divisor`` divides ``value``; true of a divisor below 1, which another rule rejects."""
+    """Return whether ``divisor`` divides ``value``. Return True for a divisor below 1, which another rule rejects."""
     return divisor < 1 or value % divisor == 0
 
 
 def fixed(engine: EngineName, field: str, value: object, fix: str = "") -> Rule:
-    """Return a rule that refuses every value of ``field`` but ``value``."""
+    """Return a rule that rejects every value of ``field`` except ``value``."""
     name, setting = field.rpartition(".")[2], f"{field}={spell(value)}"
     return ONE_ENGINE[engine](
         f"{engine}.{name}", (field,), f"engine {engine} supports {setting} only",
@@ -112,7 +112,7 @@ def fixed(engine: EngineName, field: str, value: object, fix: str = "") -> Rule:
 
 
 def padded_capacity(engine: EngineName) -> Rule:
-    """Return the rule that an engine supports a capacity factor only with padding to it."""
+    """Return the rule that an engine supports a capacity factor only with padding to the capacity."""
     factor, pad = "model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity"
     return ONE_ENGINE[engine](
         f"{engine}.moe_expert_capacity_factor", (factor, pad), f"engine {engine} supports a capacity factor only with padding",

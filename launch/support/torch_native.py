@@ -1,4 +1,4 @@
-"""Rules on what engine torch_native supports."""
+"""Rules on the settings that engine torch_native supports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _is_split(spec: RunSpec) -> bool:
 
 
 def _recomputed_across_graphs(spec: RunSpec) -> bool:
-    """Return whether what is recomputed lies in a graph of a part and outside of it."""
+    """Return whether a recomputed module is partly inside and partly outside of a graph."""
     graph, recomputed = spec.cuda_graph, spec.training.recomputed
     across = "layernorm" in recomputed or ("moe" in recomputed and "moe_router" in graph.scope)
     return graph.implementation.takes_scope and bool(graph.scope) and across

@@ -1,1 +1,1 @@
-"""Send what a sweep records to trackers, in separate processes: Weights & Biases, and TensorBoard's event files."""
+"""Send a sweep's records to trackers (Weights & Biases, TensorBoard's event files), in separate processes."""

@@ -1,13 +1,13 @@
-"""Log an attempt, or the report of a sweep, in a process of its own.
+"""Log an attempt, or the report of a sweep, in a separate process.
 
     python -m launch.track ATTEMPT_DIR --settings '{"project": "graphs", "group": "tiny_moe"}'
     python -m launch.track SWEEP_DIR --settings '{"project": "graphs", "group": "tiny_moe"}'
 
-A process that captures CUDA graphs must have no tracker threads, and no step may wait for a network. So this process
-only reads records. It may be killed at any moment, and running it again delivers the whole attempt. It ends
-when the attempt has an outcome, or when its standard input closes: the supervisor holds the other end of that pipe.
+A process that captures CUDA graphs must have no tracker threads, and no step may wait for a network. So this process only reads
+records. It may be killed at any moment. Running it again delivers the whole attempt. It ends when the attempt has an outcome,
+or when its standard input closes, because the supervisor holds the other end of that pipe.
 
-Any failure of a tracker is one line on standard output and exit code 0.
+A failure of a tracker prints one line on standard output and ends with exit code 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 class Sink(Protocol):
-    """Where an attempt goes."""
+    """A tracker that receives an attempt."""
 
     def log(self, row: Mapping[str, Any]) -> None: ...
 
@@ -48,8 +48,8 @@ def track_attempt(attempt: AttemptPaths, settings: TrackSettings, say: Say) -> N
     """Log ``attempt`` from its first step until it ends.
 
     Raises:
-        ValueError: a variable of W&B's holds a secret.
-        Exception: whatever a tracker raises. The attempt's records are not touched.
+        ValueError: a variable of W&B contains a secret.
+        Exception: any error of a tracker. The attempt's records do not change.
     """
     sweep = SweepPaths(attempt.root.parents[3])
     sinks: list[Sink] = []
@@ -65,7 +65,7 @@ def track_attempt(attempt: AttemptPaths, settings: TrackSettings, say: Say) -> N
 
 def deliver(attempt: AttemptPaths, sinks: list[Sink]) -> None:
     spec, measured_ms = read_spec(attempt.spec), []
-    # What a CPU computes says nothing of a GPU.
+    # The operations of a CPU say nothing about a GPU.
     flops = model_flops(spec) if spec.placement.device == "cuda" else 0.0
     for step in follow(attempt):
         if step["phase"] == "measure":
@@ -100,7 +100,7 @@ def main() -> None:
     folder = options.folder.resolve()
     is_sweep = (folder / "plan.json").is_file()
     if not is_sweep:
-        # Runs come first. For a report somebody waits.
+        # Give runs priority. A report is not slowed down, because somebody waits for it.
         os.nice(10)
     name = folder.name if is_sweep else name_of(AttemptPaths(folder))
 
@@ -115,7 +115,7 @@ def main() -> None:
         else:
             track_attempt(AttemptPaths(folder), settings, say)
     except Exception as error:
-        # A tracker that fails must never fail a run, and wandb's exit handlers would wait for what has just failed.
+        # A failed tracker must never fail a run. Skip wandb's exit handlers, which would wait for the failed operation.
         say(explain(error))
         os._exit(0)
 

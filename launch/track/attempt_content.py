@@ -1,4 +1,4 @@
-"""What trackers get of an attempt: its settings, a row for each step, and a summary."""
+"""The content of an attempt for trackers: its settings, a row for each step, and a summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launch.contract.spec import RunSpec, spec_to_json
 
 TIMED_PHASES = ("settle", "measure")
 LONGEST_TAG = 64
-"""W&B refuses longer ones."""
+"""W&B rejects longer tags."""
 GIB = 1 << 30
 
 
@@ -40,7 +40,7 @@ def run_tags(spec: RunSpec) -> tuple[str, ...]:
 
 
 def gpu_tags(attempt: AttemptPaths) -> tuple[str, ...]:
-    """Return the names of the GPUs of ``attempt``; none before its ranks have described them."""
+    """Return the names of the GPUs of ``attempt``, or none before its ranks have recorded them."""
     try:
         return tuple(sorted(set(json.loads(attempt.read(attempt.environment))["hardware"]["gpus"])))
     except (OSError, RecordError, ValueError, KeyError):
@@ -52,9 +52,9 @@ def usable_tags(*tags: str) -> tuple[str, ...]:
 
 
 def step_row(step: Mapping[str, Any], ranks: int, flops: float) -> dict[str, Any]:
-    """Return the row of a line of metrics.jsonl. ``flops`` are the model's operations per step on all GPUs, 0 if unknown.
+    """Return the row for a line of metrics.jsonl. ``flops`` are the model's FLOPs per step on all GPUs, or 0 if unknown.
 
-    Only timed steps have ``step_time_ms``: the capture takes a thousand times as long, and would flatten the curve.
+    Only timed steps have ``step_time_ms``. The capture takes a thousand times as long and would flatten the curve.
     """
     row = dict(step)
     milliseconds = row.pop("step_time_ms")
@@ -66,7 +66,7 @@ def step_row(step: Mapping[str, Any], ranks: int, flops: float) -> dict[str, Any
 
 
 def run_summary(attempt: AttemptPaths, spec: RunSpec, measured_ms: Sequence[float]) -> dict[str, Any]:
-    """Return how ``attempt`` ended: outcome, times, memory by phase, graphs and step checks, as far as they are known."""
+    """Return the summary of ``attempt``: outcome, times, memory by phase, graphs and step checks, as far as known."""
     events = [event for rank in range(spec.parallelism.world_size) for event in _events(attempt, rank)]
     checks = [from_json(StepCheck, event["check"]) for event in events if event["kind"] == "step_check"]
     return (
@@ -94,13 +94,13 @@ def _ending(outcome: Outcome | None) -> dict[str, Any]:
 def median_step_time(measured_ms: Sequence[float]) -> dict[str, float]:
     if not measured_ms:
         return {}
-    # A median among NaNs is undefined: sorting depends on their positions.
+    # A median with NaNs is undefined, because sorting depends on their positions.
     finite = all(map(math.isfinite, measured_ms))
     return {"median_step_time_ms": statistics.median(measured_ms) if finite else math.nan}
 
 
 def _memory(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the peak of the fullest rank in each phase, in GiB: on its device, else on its host."""
+    """Return the peak of the fullest rank in each phase, in GiB, on its device or, without one, on its host."""
     peaks: dict[str, float] = {}
     for event in events:
         if event["kind"] == "phase" and event["memory"]:
@@ -125,7 +125,7 @@ def _graphs(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def check_summary(checks: Sequence[StepCheck]) -> dict[str, Any]:
-    """Return how many step checks of all ranks took place, their faults, and the largest difference in units of its noise."""
+    """Return the number of step checks on all ranks, their faults, and the largest difference in units of its noise."""
     done = [check for check in checks if not check.missing]
     if not checks:
         return {}

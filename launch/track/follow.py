@@ -16,7 +16,7 @@ POLL_SECONDS = 1.0
 
 
 def follow(attempt: AttemptPaths) -> Iterator[dict[str, Any]]:
-    """Yield the attempt's steps as they are written, from the first, until the attempt or the supervisor ends."""
+    """Yield the attempt's steps, from the first on, as they are written, until the attempt or the supervisor ends."""
     tail = Tail(attempt.metrics)
     ended = False
     while not ended:
@@ -26,7 +26,7 @@ def follow(attempt: AttemptPaths) -> Iterator[dict[str, Any]]:
 
 
 class Tail:
-    """Read each complete line of a growing file once."""
+    """Reads each complete line of a growing file once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -11,7 +11,7 @@ TrackMode = Literal["auto", "online", "offline", "disabled"]
 
 @dataclass(frozen=True)
 class TrackSettings:
-    """Where a sweep's runs are logged. ``group`` is the sweep's name; ``entity`` None is the key owner's default.
+    """Where a sweep's runs are logged. ``group`` is the sweep's name. ``entity`` None means the key owner's default.
 
     Raises:
         ValueError: ``mode`` is not one of auto, online, offline, disabled.

@@ -1,6 +1,6 @@
 """Weights & Biases: a run for each run of a sweep, and one for its report.
 
-wandb itself reads the API key, from the environment or from netrc; we write it to no file and no command line.
+wandb itself reads the API key from the environment or from netrc. We never write the key to a file or a command line.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 REACH_SECONDS = 3.0
 FINISH_SECONDS = 25.0
-"""How long the final upload may take: less than launch.supervise.supervisor waits, so that the tracker itself reports what
-it could not deliver."""
+"""How long the final upload may take. It is less than launch.supervise.supervisor waits, so that the tracker itself reports
+what it could not deliver."""
 
 QUIET: Mapping[str, Any] = {
     "silent": True,
@@ -50,14 +50,14 @@ QUIET: Mapping[str, Any] = {
     "x_disable_stats": True,
     "x_save_requirements": False,
 }
-"""wandb settings that restrict it to what we log: no console, code, git, packages or machine, and a limited wait."""
+"""wandb settings that restrict it to our own content: no console, code, git, packages or machine, and a limited wait."""
 
 
 UPLOAD = "upload later with: wandb sync tracking/wandb/offline-run-* (in the sweep's folder)"
 
 
 class Session:
-    """wandb in this process, with its files in the sweep's folder, and the mode that it runs in."""
+    """wandb in this process, with its files in the sweep's folder, and its mode."""
 
     def __init__(self, sweep: SweepPaths, name: str, settings: TrackSettings, say: Callable[[str], None]) -> None:
         self.settings, self.folder, self._cache, self._say = (
@@ -88,7 +88,7 @@ class Session:
             shutil.rmtree(self._cache, ignore_errors=True)
 
     def open(self, name: str, job_type: str, tags: Sequence[str], config: Mapping[str, Any]) -> wandb.Run:
-        """Begin the W&B run of ``name``, or continue it."""
+        """Begin or continue the W&B run of ``name``."""
         run: wandb.Run = self._wandb.init(
             project=self.settings.project,
             entity=self.settings.entity,
@@ -109,14 +109,14 @@ class Session:
 
 
 def why_offline(base_url: str) -> str | None:
-    """Return why the server at ``base_url`` cannot be used, in words; None where it can."""
+    """Return why the server at ``base_url`` cannot be used, in words, or None if it can."""
     if not _has_key(urllib.parse.urlsplit(base_url).netloc):
         return "no API key is configured (WANDB_API_KEY or netrc)"
     try:
         with urllib.request.urlopen(urllib.request.Request(base_url, method="HEAD"), timeout=REACH_SECONDS):
             return None
     except urllib.error.HTTPError:
-        # It answered.
+        # The server answered.
         return None
     except (OSError, http.client.HTTPException) as error:
         return f"{base_url} cannot be reached ({error})"
@@ -133,7 +133,11 @@ def _has_key(host: str) -> bool:
 
 
 def choose_mode(settings: TrackSettings, base_url: str) -> tuple[Literal["online", "offline", "disabled"], str]:
-    """Return the recipe's mode, and what to say of it. For auto: WANDB_MODE where it is offline or disabled, else online where possible."""
+    """Return the mode and a message about it.
+
+    The recipe's mode counts unless it is auto. Then WANDB_MODE counts if it is offline or disabled; otherwise the mode is
+    online if possible.
+    """
     if settings.mode != "auto":
         return settings.mode, f"offline; {UPLOAD}" if settings.mode == "offline" else ""
     variable = os.environ.get("WANDB_MODE")
@@ -144,9 +148,9 @@ def choose_mode(settings: TrackSettings, base_url: str) -> tuple[Literal["online
 
 
 def sweep_token(tracking: Path) -> str:
-    """Return the token of a sweep's folder, which ends the W&B ids of its runs.
+    """Return the token of a sweep's folder. The W&B ids of its runs end with it.
 
-    Two people who run one recipe in one project have the same run_ids. A random token keeps their runs apart.
+    Two people who run the same recipe in one project have the same run_ids. A random token keeps their runs separate.
     """
     path, token = tracking / "id", secrets.token_hex(4)
     tracking.mkdir(parents=True, exist_ok=True)
@@ -164,10 +168,10 @@ def sweep_token(tracking: Path) -> str:
 
 
 def _check_variables(environment: Mapping[str, str]) -> None:
-    """Check that no variable of W&B's but the key holds a secret: wandb writes their values to its files, and uploads them.
+    """Check that no variable of W&B except the key contains a secret, because wandb writes and uploads their values.
 
     Raises:
-        ValueError: one does.
+        ValueError: a variable contains a secret.
     """
     found = Secrets(environment)
     for name, value in environment.items():
@@ -179,7 +183,7 @@ def _import_wandb(data: Path, cache: Path) -> Any:
     """Import wandb with its artifacts and its cache in the sweep's folder and without its own error reports."""
     os.environ.setdefault("WANDB_DATA_DIR", str(data))
     os.environ.setdefault("WANDB_CACHE_DIR", str(cache))
-    # Its API makes a folder for each run that it looks at.
+    # wandb's API creates a folder for each run that it reads.
     os.environ.setdefault("WANDB_DIR", str(cache))
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
@@ -196,7 +200,7 @@ class AttemptRun:
         run.define_metric("*", step_metric="step")
 
     def log(self, row: Mapping[str, Any]) -> None:
-        # A tracker that was killed, or an earlier attempt, has delivered the earlier ones.
+        # A killed tracker or an earlier attempt has delivered the earlier steps.
         if row["step"] >= self._run.starting_step:
             self._run.log({**row, "attempt": self._attempt.number}, step=row["step"], commit=True)
 
@@ -216,7 +220,7 @@ def open_attempt(session: Session, attempt: AttemptPaths) -> AttemptRun:
 
 
 def _remove_superseded(run: wandb.Run) -> None:
-    """Remove the older offline folders of ``run``, since its last one holds all of it, and wandb's own logs in that."""
+    """Remove the older offline folders of ``run``, because its last one is complete, and wandb's own logs in the last one."""
     keep = Path(run.settings.sync_dir)
     for folder in keep.parent.glob(f"offline-run-*-{run.id}*"):
         # A later attempt may have begun.
@@ -233,9 +237,9 @@ COLUMNS = ("cell", "label", "outcome", "verdict", "speedup", "speedup_low", "spe
 
 
 VERDICT_SECONDS = 15.0
-"""How long the summaries of runs may take: with the upload before, less than orchestrator.sweeps.report_process waits."""
+"""How long the summaries of runs may take. With the upload before, it is less than orchestrator.sweeps.report_process waits."""
 MOST_SUMMARISED = 100
-"""Cells in the summary of a report's run. The table has all."""
+"""The most cells in the summary of a report's run. The table has all cells."""
 
 
 def publish_report(sweep: SweepPaths, settings: TrackSettings, say: Callable[[str], None]) -> None:
@@ -265,7 +269,7 @@ def publish_report(sweep: SweepPaths, settings: TrackSettings, say: Callable[[st
 
 
 def add_verdicts(project: str, token: str, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Add what report.json says of a cell to the W&B summary of each of its runs, as far as :data:`VERDICT_SECONDS` allow."""
+    """Add the results of each cell to the W&B summaries of its runs, as far as possible within :data:`VERDICT_SECONDS`."""
     import wandb
 
     summaries, done, deadline = run_summaries(content), 0, time.monotonic() + VERDICT_SECONDS
@@ -278,14 +282,14 @@ def add_verdicts(project: str, token: str, content: Mapping[str, Any], say: Call
             api.run(f"{project}/{run_id}-{token}").summary.update(summary)
             done += 1
         except (wandb.errors.Error, ValueError) as error:
-            # A run that was never uploaded is not there.
+            # A run that was never uploaded does not exist.
             missing = next(iter(str(error).splitlines()), type(error).__name__)
     if done < len(summaries):
         say(f"{done} of {len(summaries)} runs have their verdict in W&B ({missing}); the run analysis has all")
 
 
 def run_summaries(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what report.json says of a cell, as report/COLUMN, for each of its runs by id. What is unknown is left out."""
+    """Return each cell's results in report.json as report/COLUMN, for each of its runs by id. Unknown values are left out."""
     summaries: dict[str, dict[str, Any]] = {}
     for cell, row in zip(content["cells"], verdict_rows(content), strict=True):
         known = {f"report/{name}": value for name, value in zip(COLUMNS, row, strict=True) if value is not None}
@@ -294,7 +298,7 @@ def run_summaries(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def verdict_rows(content: Mapping[str, Any]) -> list[Sequence[Any]]:
-    """Return a row of ``COLUMNS`` for each cell of report.json. What is unknown is None."""
+    """Return a row of ``COLUMNS`` for each cell of report.json. Unknown values are None."""
     return [
         [
             cell["name"],
@@ -309,7 +313,7 @@ def verdict_rows(content: Mapping[str, Any]) -> list[Sequence[Any]]:
 
 
 def report_summary(content: Mapping[str, Any], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the headline, the exit code, and what is known of each cell as NAME/COLUMN."""
+    """Return the headline, the exit code, and the known values of each cell as NAME/COLUMN."""
     summary: dict[str, Any] = {"headline": content["summary"]["headline"], "exit_code": content["exit_code"]}
     for name, *values in rows[:MOST_SUMMARISED]:
         summary |= {

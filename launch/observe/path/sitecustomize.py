@@ -1,6 +1,6 @@
 """Load the observer into the user's program, then any ``sitecustomize`` that this one hides.
 
-Python imports this file by itself, since its folder leads PYTHONPATH. Whatever fails here must not fail the program.
+Python imports this file by itself, because its folder is the first in PYTHONPATH. A failure here must not fail the program.
 """
 
 import importlib
@@ -14,7 +14,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))  # noqa: PTH120
 def _observe() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 (the program's Python is not ours)
         raise RuntimeError("it needs Python 3.11 or later")
-    # At the end: the program's own modules come first.
+    # Append, so that the program's own modules come first.
     sys.path.append(_ROOT)
     importlib.import_module("launch.observe.start").start()
 

@@ -1,1 +1,1 @@
-"""What is known of each training step: its optimizers, its phase, its time, its loss and gradient norm."""
+"""The observations of each training step: its optimizers, its phase, its time, its loss and gradient norm."""

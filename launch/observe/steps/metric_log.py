@@ -1,4 +1,4 @@
-"""What the program says of each step's loss and gradient norm, by source. The best source that speaks is used."""
+"""The program's reports of each step's loss and gradient norm, by source. The best available source is used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Later(Protocol):
 
 
 class Known:
-    """A number that is there."""
+    """A number that is already known."""
 
     def __init__(self, value: float) -> None:
         self._value = value
@@ -46,7 +46,7 @@ class MetricLog:
         self._first_number: dict[Source, int] = {}
         self._last_number: dict[Source, int] = {}
         self.contradictions: dict[int, str] = {}
-        """By step, printed numbers that differ from an earlier one. The earlier one counts."""
+        """Printed numbers that differ from an earlier one of the same step, by step. The earlier one counts."""
 
     def add(self, metric: Metric, source: Source, step: int, value: Later) -> None:
         known = self._values[metric].get(source, {}).get(step) if source == "printed" else None
@@ -58,9 +58,9 @@ class MetricLog:
         self._values[metric].setdefault(source, {})[step] = value
 
     def say(self, source: Source, said: Mapping[Column, float], ended: int) -> None:
-        """Take what the program said after ``ended`` steps.
+        """Take what the program reported after ``ended`` steps.
 
-        Its own number of the step counts, from whatever it begins at, and again where it begins anew: in each epoch.
+        The program's own step numbers count, whatever the first number is. They may start again, for example in each epoch.
         """
         last = max(ended - 1, 0)
         step = last
@@ -75,7 +75,7 @@ class MetricLog:
                 self.add(metric, source, step, Known(said[metric]))
 
     def source(self, metric: Metric) -> Source | None:
-        """Return the best source that has spoken, or None."""
+        """Return the best source with a value, or None."""
         return next((source for source in SOURCES if source in self._values[metric]), None)
 
     def at(self, metric: Metric, step: int) -> Later | None:
@@ -83,7 +83,7 @@ class MetricLog:
         return self._values[metric][source].get(step) if source else None
 
     def forget(self, step: int) -> None:
-        """Let go of a step that is written."""
+        """Drop the values of a step that is written."""
         for sources in self._values.values():
             for values in sources.values():
                 values.pop(step, None)
@@ -103,5 +103,5 @@ def columns_in(record: Mapping[Any, Any]) -> dict[Column, float]:
 
 
 def columns_in_line(line: str) -> dict[Column, float]:
-    """Return those of a printed line; empty without a loss."""
+    """Return the step, the loss and the gradient norm of a printed line; empty without a loss."""
     return {column: float(text) for column, text in texts_in_line(line).items()}

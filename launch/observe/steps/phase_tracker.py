@@ -1,4 +1,4 @@
-"""The phases of a program that nobody asks: found from what it captured in which step. Pure."""
+"""Determine the phases of a user's program from its captures in each step. Pure."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass, field
 from launch.contract.records.events import Phase
 
 SETTLE_STEPS = 2
-"""As many as in launch.train.loop."""
+"""The same number as in launch.train.loop."""
 
 
 @dataclass
 class PhaseTracker:
-    """Name the phase of each step as it ends. A graphed program warms up until its last capture before two quiet steps.
+    """Names the phase of each step as it ends. A graphed program warms up until a capture is followed by two steps without one.
 
-    A capture after those two is a recapture, and the steps stay measured.
+    A capture after these two steps is a recapture, and the steps still count as measured.
     """
 
     graphed: bool
     warmup_steps: int
     phase: Phase = "warmup"
-    """The phase of the step that runs now."""
+    """The phase of the current step."""
     steps: int = 0
     recaptures: int = 0
     replays: list[int] = field(default_factory=list)
-    """Replays of each step after the last capture."""
+    """The number of replays in each step after the last capture."""
     _settled: int = 0
 
     def __post_init__(self) -> None:
@@ -32,7 +32,7 @@ class PhaseTracker:
             self.phase = "settle"
 
     def end_step(self, captures: int, replays: int) -> Phase:
-        """End a step with so many captures and replays. Return its phase; ``phase`` is then that of the next one."""
+        """End a step with these numbers of captures and replays. Return its phase. ``phase`` is then that of the next step."""
         ended = self.phase
         if captures and self.phase == "measure":
             self.recaptures += captures

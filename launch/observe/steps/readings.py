@@ -11,12 +11,12 @@ import torch
 from launch.observe.steps.metric_log import Known, Later
 
 Counts = tuple[int, int, int]
-"""Captures, replays and compilations so far."""
+"""The numbers of captures, replays and compilations so far."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """The end of a step: by a CUDA event where there is a GPU, and by the host's clock."""
+    """The end of a step, by the host's clock and on a GPU also by a CUDA event."""
 
     seconds: float
     event: torch.cuda.Event | None
@@ -26,7 +26,7 @@ class Moment:
         return self.event is None or bool(self.event.query())
 
     def milliseconds_since(self, before: Moment | None) -> float:
-        """Return the time since ``before``; 0 without one. Wait for both."""
+        """Return the time since ``before``, or 0 without one. On a GPU, wait for the events."""
         if before is None:
             return 0.0
         if self.event is None or before.event is None:
@@ -65,10 +65,10 @@ class _OnDevice:
 
 
 def later(value: Any) -> Later:
-    """Return a number of the program. A replay may overwrite its tensor, so it is copied now.
+    """Return a number of the program that can be read later. It is copied now, because a replay may overwrite its tensor.
 
     Raises:
-        TypeError, ValueError: it is no number, nor a tensor of one element.
+        TypeError, ValueError: the value is neither a number nor a tensor of one element.
     """
     if not isinstance(value, torch.Tensor):
         return Known(float(value))

@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl: each step is written, in order, once its loss and gradient norm are known."""
+"""The lines of metrics.jsonl. Each step is written, in order, once its loss and gradient norm are known."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from launch.observe.steps.metric_log import MetricLog
 from launch.observe.steps.readings import Moment
 
 WAIT_STEPS = 2
-"""How long a line waits for a better source of its metrics."""
+"""The number of steps that a line waits for a better source of its metrics."""
 OTHER_RANK_AFTER = 8
-"""After so many steps without metrics of rank 0, the last rank writes its own: Megatron logs there."""
+"""After this many steps without metrics of rank 0, the last rank writes its own. Megatron logs on the last rank."""
 MOST_WAITING = 10_000
 
 
 class StepLines:
-    """``written`` counts the steps that are on disk; ``last`` is the one that ends the run."""
+    """Writes the steps of a run. ``written`` counts the steps on disk. ``last`` is the number of steps that end the run."""
 
     def __init__(self, rank: Rank, spec: RunSpec, steps_from: str) -> None:
         self.log = MetricLog()
@@ -40,7 +40,7 @@ class StepLines:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this rank owes the metrics: rank 0, or one that took over."""
+        """Whether this rank must write the metrics, as rank 0 or in its place."""
         return self._rank.number == 0 or self._file is not None
 
     def end_step(self, moment: Moment, phase: Phase) -> None:
@@ -49,7 +49,10 @@ class StepLines:
         self._ended.append((moment, phase))
 
     def _unsettle(self) -> None:
-        """Count steps that settled before another capture as warm-up: both runs of a pair settle once. None is written yet."""
+        """Turn settling steps before another capture into warm-up, because both runs of a pair settle once.
+
+        None of these steps is written yet.
+        """
         for place in range(self.written, self.ended):
             moment, phase = self._ended[place]
             self._ended[place] = (moment, "warmup" if phase == "settle" else phase)
@@ -58,17 +61,17 @@ class StepLines:
         """Write the steps whose metrics are known. Return whether the run is complete.
 
         Args:
-            replays: how many graphs were replayed so far.
-            at_end: nothing more will be known.
+            replays: the number of graph replays so far.
+            at_end: whether nothing more will become known.
 
         Raises:
-            NumericError: a number is not finite. It is on disk.
+            NumericError: a number is not finite. Its step is on disk.
             ProgramError: too many steps wait for their metrics.
         """
         complete = self.ended >= self.last
         timed = min(self.ended, self._spec.training.steps)
         while self.written < timed and (complete or at_end or self.ended > self.written + WAIT_STEPS):
-            # Nothing is timed any more, and a later hook may never come.
+            # No step is timed any more, and a later hook may never be called, so wait for numbers here.
             if not self._write(self.written, wait=complete or at_end):
                 break
         if self.ended > self.written + MOST_WAITING:
@@ -76,7 +79,7 @@ class StepLines:
         return complete and (self.written == timed or self._others_write())
 
     def _write(self, step: int, *, wait: bool) -> bool:
-        """Write one step. Return False where it has to wait."""
+        """Write one step. Return False if it must wait."""
         loss, norm = self.log.at("loss", step), self.log.at("grad_norm", step)
         moment, phase = self._ended[step]
         if loss is None or norm is None or not (wait or (loss.ready() and norm.ready() and moment.ready())):
@@ -95,7 +98,7 @@ class StepLines:
         return True
 
     def _create(self) -> JsonLines | None:
-        """Create the file of metrics, where this rank writes it: rank 0, or the last one where rank 0 has none."""
+        """Create the file of metrics if this rank writes it: rank 0, or the last rank if rank 0 has no metrics."""
         number, recorder = self._rank.number, self._rank.recorder
         is_last = number == self._spec.parallelism.world_size - 1 and self.ended >= OTHER_RANK_AFTER
         if recorder is None or not (number == 0 or is_last) or not create(self._rank.attempt.metrics):
