@@ -14,8 +14,9 @@ from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
 from launch.support import known_faults
 from orchestrator.errors import Problem
-from orchestrator.output.memory import RELIABILITY
+from orchestrator.output.memory import RELIABILITY, too_large
 from orchestrator.submit.batch_script import BUNDLES, LANE, RUN, TOKEN, BatchScript
+from orchestrator.targets.slurm_cluster import Target
 
 MOST_SCRIPTS = 3
 """Batch scripts that are printed; ``plan --json`` has all."""
@@ -57,16 +58,12 @@ def print_plan_summary(plan: Plan) -> None:
 
 
 def print_plan(
-    plan: Plan,
-    hours: float,
-    scripts: Sequence[BatchScript] = (),
-    memory: Mapping[str, RankForecast] = {},
-    gpu_gib: float | None = None,
+    plan: Plan, hours: float, target: Target, memory: Mapping[str, RankForecast], scripts: Sequence[BatchScript] = ()
 ) -> None:
     """Print bundles with their runs in order, batch scripts, cells that will not run and why, known faults, and ``memory``.
 
     Args:
-        memory: the forecast of cells on GPUs by their ids, against ``gpu_gib`` of a GPU where it is known.
+        memory: the forecast of cells on GPUs, by their ids.
     """
     print_plan_summary(plan)
     cells = plan.cell_of_run()
@@ -91,19 +88,18 @@ def print_plan(
     specs = [(cell.label, cell.run_spec) for cell in plan.cells if cell.state != "rejected"]
     faults = [(label, found) for label, spec in specs if (found := known_faults(spec))]
     _print_reasons("known to compute wrong results, which a verdict is expected to show", faults)
-    _print_memory([(cell.label, memory[cell.cell_id]) for cell in plan.cells if cell.cell_id in memory], gpu_gib)
+    _print_memory([(cell, memory[cell.cell_id]) for cell in plan.cells if cell.cell_id in memory], target)
     if hours:
         print(f"\nat most {hours:.2f} GPU hours, if every run takes its time limit")
 
 
-def _print_memory(cells: Sequence[tuple[str, RankForecast]], gpu_gib: float | None) -> None:
+def _print_memory(cells: Sequence[tuple[Cell, RankForecast]], target: Target) -> None:
     if cells:
-        print("\nGPU memory of the fullest rank, by forecast (--explain memory CELL prints its terms):")
-    for label, rank in cells:
-        print(f"  {size(rank.peak):>10}  {label}")
-        if gpu_gib is not None and rank.needed > gpu_gib * 2**30:
-            needs = f"it needs at least {size(rank.needed)}, and gpu_memory_gib of the profile is {gpu_gib:g}"
-            print(f"    may run out of memory: {needs}. {RELIABILITY}")
+        print(f"\nGPU memory of the fullest rank, by forecast (--explain memory CELL prints its terms. {RELIABILITY}):")
+    for cell, rank in cells:
+        print(f"  {size(rank.peak):>10}  {cell.label}")
+        if reason := too_large(cell, rank, target):
+            print(f"    {reason}")
 
 
 def print_not_checked(matters: Sequence[str], reason: str) -> None:

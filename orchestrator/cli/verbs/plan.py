@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.memory.forecast import RankForecast, forecast, fullest_rank
+from analysis.memory.forecast import RankForecast, forecast
 from launch.common.atomic_files import members
 from launch.common.command_line import Parser
 from launch.common.text import count, first_names
 from orchestrator.cli.arguments import add_planning
 from orchestrator.cli.planning import load_recipe, plan_recipe, read_named_cluster
 from orchestrator.errors import input_error
-from orchestrator.output.memory import print_memory
+from orchestrator.output.memory import forecast_cells, print_memory
 from orchestrator.output.plan import print_not_checked, print_plan
 from orchestrator.output.print_json import print_json
 from orchestrator.plan.planner import gpu_hours
@@ -45,20 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     plan, target, _ = plan_recipe(arguments, read_named_cluster(arguments))
     paths = Store(arguments.store).sweep(plan.name)
     scripts = batch_scripts(paths, plan, target) if isinstance(target, Cluster) else ()
-    specs = {cell.cell_id: cell.run_spec for cell in plan.cells if cell.state != "rejected"}
-    memory = {cell_id: rank for cell_id, spec in specs.items() if (rank := fullest_rank(spec))}
+    memory = forecast_cells(plan)
     if arguments.json:
         more = {"gpu_hours": gpu_hours(plan), "batch_scripts": scripts, "not_checked": target.not_checked}
         forecasts = {cell_id: {name: getattr(rank, name) for name in SIZES} for cell_id, rank in memory.items()}
         print_json({**members(plan), **more, "memory": forecasts})
     else:
-        print_plan(
-            plan,
-            gpu_hours(plan),
-            scripts,
-            memory,
-            target.profile.gpu_memory_gib if isinstance(target, Cluster) else None,
-        )
+        print_plan(plan, gpu_hours(plan), target, memory, scripts)
         print_not_checked(target.not_checked, silence())
     return 0
 

@@ -8,6 +8,7 @@ from launch.common.command_line import Parser
 from orchestrator.cli.arguments import add_allow_empty, add_no_wait, add_planning, redirect_messages
 from orchestrator.cli.planning import plan_recipe
 from orchestrator.cli.sweep_states import print_sweep_json
+from orchestrator.output.memory import warn_of_memory
 from orchestrator.output.plan import print_plan_summary
 from orchestrator.sweeps.store import Store
 from orchestrator.workflow.run_sweep import run_sweep
@@ -25,6 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     with redirect_messages(arguments):
         plan, target, executor = plan_recipe(arguments)
         print_plan_summary(plan)
+        warn_of_memory(plan, target)
         paths = Store(arguments.store).sweep(plan.name)
         wait, allow_empty = not arguments.no_wait, arguments.allow_empty
         code = run_sweep(paths, plan, target, "new", executor, wait=wait, allow_empty=allow_empty)

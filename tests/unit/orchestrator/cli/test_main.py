@@ -33,6 +33,7 @@ from orchestrator.output.plan import print_plan
 from orchestrator.submit import executor
 from orchestrator.submit.batch_script import BatchScript
 from tests.integration.host import cpu_seconds_of_children
+from tests.planned import CPU_HOST
 from tests.records import AttemptRecord, Extra, unchanged, workload_spec, write_sweep
 
 ROOT = Path(__file__).parents[4]
@@ -154,7 +155,7 @@ def test_plan_says_which_framework_was_never_run(tmp_path: Path, capsys: pytest.
 def test_plan_prints_the_first_batch_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan("x", "", "x.yaml", Margins(), (), (), scheduler="slurm")
     scripts = [BatchScript(f"#SBATCH --nodes={n}\n", ("a", "b"), n, f"srun {n}") for n in range(1, 7)]
-    print_plan(plan, 0.0, scripts)
+    print_plan(plan, 0.0, CPU_HOST, {}, scripts)
     text = capsys.readouterr().out
     assert [n for n in range(1, 7) if f"--nodes={n}\n" in text and f"srun {n}\n" in text] == [1, 2, 3]
     assert "--- batch script 2 of 6, for 2 bundles by 2 calls of sbatch ---\n#SBATCH" in text

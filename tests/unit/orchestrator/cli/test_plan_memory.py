@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from analysis.memory.forecast import fullest_rank
+from launch.contract.outcomes import Expectation
 from launch.contract.plan import Cell, Margins, Plan
 from launch.contract.spec import spec_to_json
 from orchestrator.cli.main import main
+from orchestrator.cli.verbs import sweep
+from orchestrator.output.memory import forecast_cells
 from orchestrator.output.plan import print_plan
 from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load
+from tests.planned import cluster
 
 RECIPES = Path(__file__).parents[4] / "recipes"
 
 
-def test_plan_warns_of_cells_that_may_run_out_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    """It withholds none: no cell that was measured came near the memory of its GPU."""
+def test_cells_that_may_run_out_of_memory_are_named_and_not_withheld(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No cell that was measured came near the memory of its GPU."""
     cells = expand(load(RECIPES / "gpt_oss_120b.yaml", []), "cuda")
+    expected = Expectation("CUDA_OOM", "warmup")
     planned = [Cell(c.spec.cell_id, c.label, "", "", spec_to_json(c.spec), "run", (), c.expect, ()) for c in cells]
-    plan = Plan("x", "", "x.yaml", Margins(), tuple(planned), ())
-    memory = {cell.spec.cell_id: rank for cell in cells if (rank := fullest_rank(cell.spec))}
+    plan = Plan("x", "", "x.yaml", Margins(), (replace(planned[0], expect=expected), *planned[1:]), ())
+    monkeypatch.setattr(sweep, "run_sweep", lambda *words, **options: 0)
     warnings = {}
     for gib in (None, 80, 141):
-        print_plan(plan, 0.0, (), memory, gib)
-        text = capsys.readouterr().out
-        assert text.count(" GiB  ") == len(cells)
-        warnings[gib] = text.count("may run out of memory: it needs at least")
-    assert warnings == {None: 0, 80: len(cells), 141: 0}
+        target = cluster(gpu_memory_gib=gib)
+        print_plan(plan, 0.0, target, forecast_cells(plan))
+        monkeypatch.setattr(sweep, "plan_recipe", lambda arguments, target=target: (plan, target, "slurm"))
+        assert main(["sweep", "gpt_oss_120b"]) == 0
+        found = capsys.readouterr()
+        assert found.out.count(" GiB  ") == len(cells)
+        reason = "may run out of memory: it needs at least"
+        warnings[gib] = found.out.count(reason), found.err.count(reason)
+    unexpected = len(cells) - 1
+    assert warnings == {None: (0, 0), 80: (unexpected, unexpected), 141: (0, 0)}
 
 
 def explain(capsys: pytest.CaptureFixture[str], cell: str, recipe: str = "qwen3_8l_parallel", *words: str) -> str:
