@@ -19,6 +19,8 @@ OF_DENSE_LAYERS = {"mlp"}
 LAUNCHES_OF_A_REPLAY = 2
 """The most graph launches of a replay: one for the forward pass and one for the backward pass."""
 
+NOT_PROBED = "Nsight Systems profiled the run, so that nothing here counted launches: run it without profile"
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -66,7 +68,7 @@ def check_replay(attempt: Attempt, spec: RunSpec) -> Replay:
             return Replay(False, f"rank {rank} ended without giving proof", captured, ranks)
         reason = "" if rank in bare else _doubt(stats, spec, steps, compiled_only=compiled_only)
         if not reason and spec.placement.device == "cuda":
-            reason = _unseen(stats, attempt.probes.get(rank))
+            reason = NOT_PROBED if spec.profile == "nsys" else _unseen(stats, attempt.probes.get(rank))
         if reason:
             return Replay(False, f"rank {rank}: {reason}" if ranks > 1 else reason, stats, ranks)
     shown = next(rank for rank in range(ranks) if rank not in bare)

@@ -31,6 +31,7 @@ A sweep is a folder. Each file in it has one writer:
         outcome.json                        supervisor        how the attempt ended; missing until then. If Slurm ended
                                                               the supervisor, the orchestrator writes it
         logs/                               launcher and ranks, for people only
+        profile/rank<r>.nsys-rep            Nsight Systems    what that rank did (profile: nsys), for people only
         output/                             what the user's program writes to {output} of its command (engine command)
         records.pack, logs.pack             supervisor        once it completed: environment.json, events/ and exits/,
                                                               and logs/, in one file each (launch/common/packed_files.py)
@@ -139,6 +140,9 @@ class AttemptPaths(Folder):
     @cached_property
     def _packed(self) -> Mapping[str, bytes]:
         return unpack(self.records_pack)
+
+    def profile(self, rank: int | str) -> Path:
+        return self.root / "profile" / f"rank{rank}.nsys-rep"
 
     def rank_exit(self, rank: int) -> Path:
         return self.rank_exits / f"rank{rank}.json"

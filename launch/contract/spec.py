@@ -26,6 +26,7 @@ MegatronCore = Literal["0.16", "0.19"]
 GraphImpl = Literal["none", "torch_compile", "torch", "transformer_engine", "local", "full_iteration", "command"]
 FrameworkName = Literal["script", "huggingface", "lightning", "megatron_lm", "megatron_bridge", "torchtitan", "logs"]
 Launcher = Literal["torchrun", "srun"]
+Profiler = Literal["none", "nsys"]
 Axis = Literal["tp", "cp", "dp", "pp", "etp", "ep", "expert_dp"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 FaultKind = Literal[
@@ -338,6 +339,8 @@ class RunSpec:
     command: Command = field(default_factory=Command)
     environment: Mapping[str, str] = field(default_factory=dict)
     repeat: int = 0
+    profile: Profiler = "none"
+    """What records the whole run for a person to look at. Such a run is slower, and every digest holds it where it is set."""
     perturbed: bool = False
     """Whether step ``first_compared`` is perturbed by one unit in the last place (launch/train/perturbation.py). Such an eager
     run shows how far a harmless difference between kernels grows. No digest contains this field."""

@@ -85,7 +85,8 @@ def _purpose(spec: RunSpec) -> dict[str, str]:
     fault = {"fault": _section_text(spec.fault)} if spec.fault.is_set else {}
     command = {"command": _section_text(spec.command)} if spec.command != type(spec.command)() else {}
     layers = {"layer_check_steps": canonical(spec.layer_check_steps)} if spec.layer_check_steps else {}
-    return fault | command | layers
+    profile = {"profile": canonical(spec.profile)} if spec.profile != "none" else {}
+    return fault | command | layers | profile
 
 
 @lru_cache(maxsize=4096)

@@ -103,7 +103,8 @@ class LocalRanks:
 
 def rank_program(spec: RunSpec) -> tuple[str, int]:
     """Return the module that starts ranks on a node, and the number of its processes there."""
-    module = "launch.supervise.user_command" if spec.engine == "command" else "launch.train.worker"
+    worker = "launch.supervise.profiled_rank" if spec.profile == "nsys" else "launch.train.worker"
+    module = "launch.supervise.user_command" if spec.engine == "command" else worker
     return module, spec.placement.ranks_per_node // spec.ranks_per_task
 
 

@@ -29,6 +29,11 @@ RULES: tuple[Rule, ...] = (
         fix="Sweep the program's graphs, or bisect their scope.",
     ),
     CommandRule(
+        "command.profile", ("profile",), "profile starts this project's engines under nsys, and no program of the user's",
+        lambda spec: spec.profile != "none",
+        fix="Set profile=none, and begin command.run with nsys profile.",
+    ),
+    CommandRule(
         "command.run", ("command.run",), "it must be the words of a command, with quotes closed", _unreadable,
         fix="Write the command line as in a shell. It runs without one: for variables and pipes write bash -c '...'.",
     ),

@@ -14,6 +14,7 @@ import torch
 from launch.contract.errors import CaptureError
 from launch.contract.records.events import Phase, StepPhase
 from launch.contract.spec import RunSpec
+from launch.engines.profile_ranges import RANGES
 from launch.engines.protocol import Engine, RankPlace, StepKind
 from launch.train.data_loader import TokenSource, batch
 from launch.train.inspection.capture_blockers import INSPECTED_STEPS, inspect
@@ -64,7 +65,8 @@ def train(
                 recorder.write("step_check", check=check)
         timer = StepTimer(mesh.device)
         timer.begin()
-        result = engine.step(tensors)
+        with RANGES.named(f"step {step}"):
+            result = engine.step(tensors)
         timer.end()
         _check_kind(step, phase, result.kind)
         seen_as: StepPhase = "check" if step in spec.steps_after_checks else phase
@@ -76,7 +78,8 @@ def train(
     recorder.enter("probe", spec.training.steps)
     recorder.write("parameters", digest=digest_parameters(engine.parameters()))
     recorder.write("proof", graphs=engine.graph_stats())
-    if mesh.device.type == "cuda":
+    # Only one profiler at a time sees a device.
+    if mesh.device.type == "cuda" and spec.profile == "none":
         probed = range(spec.training.steps, spec.training.steps + PROBED_STEPS)
         recorder.write("probe", **vars(probe(engine.step, [tokens_of(step) for step in probed])))
     if spec.inspect:

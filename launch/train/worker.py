@@ -9,6 +9,7 @@ import faulthandler
 import gc
 import importlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -31,6 +32,7 @@ from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.identity import identity_of
 from launch.contract.spec import EngineName, Model, RunSpec, read_spec
+from launch.engines.profile_ranges import RANGES
 from launch.engines.protocol import Engine, RankPlace
 from launch.slurm.allocation import LOOPBACK
 from launch.support import known_faults
@@ -135,6 +137,11 @@ def _set_up(spec: RunSpec, mesh: RankPlace) -> None:
         raise EnvironmentFault(
             f"{mesh.world_size} ranks were started, but the layout needs {spec.parallelism.world_size}"
         )
+    if spec.profile == "nsys" and shutil.which("nsys") is None:
+        raise EnvironmentFault(
+            "profile=nsys, but no nsys is on PATH: install Nsight Systems there, or set profile=none"
+        )
+    RANGES.are_named = spec.profile == "nsys" and mesh.device.type == "cuda"
     torch.set_num_threads(spec.placement.threads_per_rank)
     if mesh.device.type == "cuda":
         if not torch.cuda.is_available():

@@ -45,7 +45,8 @@ def inspected_eager_cells(cells: Sequence[ResolvedCell]) -> tuple[ResolvedCell, 
 def _shorten(spec: RunSpec) -> RunSpec:
     steps = min(spec.training.steps, spec.cuda_graph.warmup_steps + CAPTURE_STEPS + SETTLE_STEPS + MEASURED_STEPS)
     warmup = min(spec.training.learning_rate_warmup_steps, steps)
-    return replace(spec, training=replace(spec.training, steps=steps, learning_rate_warmup_steps=warmup), inspect=True)
+    training = replace(spec.training, steps=steps, learning_rate_warmup_steps=warmup)
+    return replace(spec, training=training, inspect=True, profile="none")
 
 
 def list_candidates(eager: RunSpec) -> Candidates:

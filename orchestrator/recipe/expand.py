@@ -124,7 +124,7 @@ def filter_cells(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tu
 
 _SELECTABLE = (
     "engine", "megatron_core", "model", "parallelism", "training", "data", "cuda_graph", "fault", "command", "placement",
-    "step_checks",
+    "step_checks", "profile",
 )  # fmt: skip
 _CELL = FileSchema(RECIPE.top, {**RECIPE.sections, "placement": Schema(Placement)})
 _CELL_FIELDS = {name: field for name, field in _CELL.fields.items() if name.partition(".")[0] in _SELECTABLE}
@@ -175,6 +175,7 @@ class _Builder:
         spec = RunSpec(
             engine=tree["engine"],
             megatron_core=tree["megatron_core"],
+            profile=tree["profile"],
             model=self._section(Model, preset | tree.get("model", {})),
             parallelism=parallelism,
             training=self._training(tree.get("training", {}), tree["engine"]),

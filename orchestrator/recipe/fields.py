@@ -19,6 +19,7 @@ from launch.contract.spec import (
     MegatronCore,
     Model,
     Parallelism,
+    Profiler,
     Training,
 )
 from orchestrator.recipe.field_check import FileSchema, Flaw, Schema, check_variable, checked_field, interval_check
@@ -84,6 +85,7 @@ class TopLevel:
     name: str = checked_field("", _check_sweep_name)
     engine: EngineName = "torch_native"
     megatron_core: MegatronCore = "0.16"
+    profile: Profiler = "none"
     repeats: int | str = checked_field(2, _check_repeats)
     perturbed: bool = False
     step_checks: int = checked_field(0, interval_check(COUNT))

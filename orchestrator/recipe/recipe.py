@@ -95,7 +95,7 @@ def load(written: Path, overrides: Sequence[str] = ()) -> Recipe:
     return Recipe(
         name=top.name,
         file=path,
-        base=base | {"engine": top.engine, "megatron_core": top.megatron_core},
+        base=base | {"engine": top.engine, "megatron_core": top.megatron_core, "profile": top.profile},
         axes=tuple(axes.values()),
         repeats=top.repeats,
         perturbed=top.perturbed,

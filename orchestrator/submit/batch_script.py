@@ -40,6 +40,7 @@ def batch_scripts(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> tuple[Batc
 
 def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[BatchScript]:
     # Imported here because submitit takes long to load, and a plan for this host does not need it.
+    from launch.supervise.profiled_rank import profiled
     from launch.supervise.slurm_step import srun_command
     from orchestrator.submit.job_arrays import count_lanes, form_arrays
     from orchestrator.submit.slurm_queue import lane_name
@@ -57,6 +58,11 @@ def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[Ba
     for array in form_arrays(requests, None if lanes is None else [0.0] * lanes, cluster.configuration.max_array_size):
         name = TOKEN if array.lane is None else lane_name(sweep, plan, array.lane).removesuffix(str(array.lane)) + LANE
         text = batch_script(BatchJob(sweep, folder, array, profile, name)).replace(shlex.join(array.bundles), BUNDLES)
-        step = cluster.start_settings(plan.cell_of_run()[first_run[array.bundles[0]]].run_spec).step
+        spec = plan.cell_of_run()[first_run[array.bundles[0]]].run_spec
+        step = cluster.start_settings(spec).step
         if step is not None:
-            yield BatchScript(text, array.bundles, 1, shlex.join(srun_command(step, attempt.attempt(1))))
+            started = shlex.join(srun_command(step, attempt.attempt(1)))
+            if spec.profile == "nsys":
+                nsys = profiled([step.python, "-m", "launch.train.worker"], attempt.attempt(1).profile("%q{RANK}"))
+                started += f"\n# and each rank by: {shlex.join(nsys)}"
+            yield BatchScript(text, array.bundles, 1, started)

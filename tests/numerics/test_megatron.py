@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from typing import Any, get_args
+from unittest import mock
 
 import hypothesis.strategies as st
 import pytest
@@ -22,6 +23,7 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec
 from launch.engines.megatron.build import build, check_release
 from launch.engines.megatron.weight_map import Layout, Origin, find_origin, to_megatron
+from launch.engines.profile_ranges import RANGES
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.engines.torch_native.parallel.process_groups import Group
@@ -34,7 +36,7 @@ from launch.megatron_config.transformer_config import (
 from launch.support import unsupported
 from tests.distributed import RankError, workers
 from tests.megatron_release import RELEASE
-from tests.numerics.megatron_on_cpu import cpu_as_cuda, logits_of, train_megatron
+from tests.numerics.megatron_on_cpu import OF_CUDA, cpu_as_cuda, logits_of, train_megatron
 from tests.numerics.megatron_weights import from_megatron
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, logits, make_spec, train
 from tests.presets import PRESETS, preset
@@ -257,6 +259,15 @@ def test_the_loop_finds_what_it_asks_an_engine_for() -> None:
     assert GraphStats(**found["graph_stats"]) == GraphStats(impl="none", mechanism="eager")
     assert {(result.dtype, result.shape) for result in found["own"]} == {(torch.float32, torch.Size([]))}
     assert len({result.data_ptr() for result in found["own"]}) == 2 * spec.training.steps
+
+
+def test_a_profile_names_micro_batches_and_what_megatron_core_names() -> None:
+    nvtx = OF_CUDA["nvtx"]
+    nvtx.reset_mock()
+    with mock.patch.object(RANGES, "are_named", True):
+        train_megatron(Case(DENSE, {"steps": 1}).spec)
+    assert mock.call("micro-batch forward") in nvtx.range.call_args_list
+    assert any("self_attention" in call.args[0] for call in nvtx.range_push.call_args_list)
 
 
 @pytest.mark.parametrize("distributed_optimizer", [False, True])

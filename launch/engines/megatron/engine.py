@@ -15,6 +15,7 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
+from megatron.core.utils import configure_nvtx_profiling
 from torch._C._distributed_c10d import HashStore
 
 from launch.contract.records.graph_stats import GraphStats
@@ -37,6 +38,7 @@ from launch.engines.megatron.schedule import Schedule, to_scalar
 from launch.engines.megatron.side_stream import on_stream, use_side_stream
 from launch.engines.megatron.step_check import MegatronStep
 from launch.engines.megatron.weight_map import draw_weights
+from launch.engines.profile_ranges import RANGES
 from launch.engines.protocol import CheckableStep, RankPlace, StepResult
 from launch.engines.torch_native.parallel.process_groups import Group
 from launch.megatron_config.determinism import settle_determinism
@@ -54,6 +56,8 @@ class MegatronEngine:
         self._environment = dict(disable_nccl_graph_register(os.environ, spec.graphed))
         if spec.training.deterministic:
             self._environment |= settle_determinism(os.environ)
+        # Megatron-Core's own ranges: attention and MLP of each layer, and the transfers between stages.
+        configure_nvtx_profiling(RANGES.are_named)
         self._stream = use_side_stream() if mesh.device.type == "cuda" else None
         self.layers: Layers = "transformer_engine" if mesh.device.type == "cuda" else "local"
         _initialize_parallel_state(spec, mesh)

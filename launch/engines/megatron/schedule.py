@@ -13,6 +13,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from launch.contract.spec import RunSpec
 from launch.engines.megatron.model import Configuration
 from launch.engines.megatron.release import cut_for_context_parallelism
+from launch.engines.profile_ranges import RANGES
 
 
 def to_scalar(norm: float | torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
@@ -68,7 +69,8 @@ class Schedule:
         tokens = next(microbatches)["tokens"]
         batch = cut_for_context_parallelism({"tokens": tokens[:, :-1], "labels": tokens[:, 1:].contiguous()})
         run = chunk.build_schedule_plan if return_schedule_plan else chunk
-        return run(batch["tokens"], self._positions, None, labels=batch["labels"]), self._objective
+        with RANGES.named("micro-batch forward"):
+            return run(batch["tokens"], self._positions, None, labels=batch["labels"]), self._objective
 
     def _objective(self, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss to differentiate and the loss to report, each of shape (), for this rank's part of the sequences.

@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import nn
 
+from launch.engines.profile_ranges import RANGES
 from launch.engines.torch_native.init.initial_weights import draw_weights
 from launch.engines.torch_native.init.load_checkpoint import load_weights
 from launch.engines.torch_native.layers.attention import Attention
@@ -192,7 +193,8 @@ class Decoder(nn.Module):
         routings = []
         for name, layer in self.named_layers().items():
             run: RunLayer = graphed.get(name, layer)
-            x, routed = recompute_if(self.context.training.recompute == "full", run)(x, positions)
+            with RANGES.named(f"layer {name}"):
+                x, routed = recompute_if(self.context.training.recompute == "full", run)(x, positions)
             observe(int(name) + 1, x)
             if routed is not None:
                 routings.append(routed)

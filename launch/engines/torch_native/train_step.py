@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from launch.engines.profile_ranges import RANGES
 from launch.engines.torch_native.decoder import Decoder, Losses, ObserveOutput, RunLayer
 from launch.engines.torch_native.microbatches import Choices, Microbatches
 from launch.engines.torch_native.optim.adamw import Optimizer
@@ -55,7 +56,10 @@ class TrainStep:
             batch, self.chunks, self.model, self.graphed, self.main, self.keep_routing,
             self.keep_routing and self.observes_layers, self.repeated,
         )  # fmt: skip
-        self.pipeline.run(microbatches.forward, microbatches.backward)
+        self.pipeline.run(
+            RANGES.of_microbatch("forward", microbatches.forward),
+            RANGES.of_microbatch("backward", microbatches.backward),
+        )
         self.main.finish()
         # Only the last stage has losses. They are zero on other stages.
         loss = microbatches.losses.mean()

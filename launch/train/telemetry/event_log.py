@@ -18,6 +18,7 @@ from launch.contract.records.clocks import Clocks
 from launch.contract.records.events import Phase
 from launch.contract.records.identity import identity_of
 from launch.contract.records.memory import Memory
+from launch.engines.profile_ranges import RANGES
 from launch.train.telemetry import memory
 from launch.train.telemetry.gpu_clocks import PhaseClocks
 
@@ -45,6 +46,7 @@ class Recorder:
         self.leave()
         self.phase = phase
         self.write("enter")
+        RANGES.enter_phase(phase)
 
     def leave(self) -> None:
         """End the current phase: write its memory, the clocks of its GPU and its duration."""

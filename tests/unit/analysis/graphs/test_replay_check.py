@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from analysis.graphs.replay_check import Replay, check_replay
@@ -96,6 +98,14 @@ def test_a_run_whose_launches_were_not_seen_is_not_proven(tmp_path: Path, edit: 
     assert result.verdict.verdict == "INCOMPARABLE"
     assert said in result.verdict.reason
     assert result.speed.speedup is None
+
+
+def test_a_run_that_nsys_profiled_was_not_probed() -> None:
+    spec = RunSpec(cuda_graph=CudaGraph("torch"), placement=Placement("cuda"), profile="nsys")
+    stats = GraphStats("torch", graphs=1, replays=2, expected_replays=2, launches_per_step=1)
+    steps = SimpleNamespace(step=np.array([3, 4, 5]), phase=np.array(["capture", "settle", "measure"]))
+    found = check_replay(cast(Attempt, SimpleNamespace(proofs={0: stats}, captures={}, probes={}, steps=steps)), spec)
+    assert not found.proven and "run it without profile" in found.reason
 
 
 def test_one_rank_without_launches_or_probe_is_enough(tmp_path: Path) -> None:

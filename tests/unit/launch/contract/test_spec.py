@@ -101,6 +101,12 @@ def test_a_fault_counts_everywhere_where_it_is_set_and_nowhere_else() -> None:
         assert spec_from_json(json.loads(json.dumps(spec_to_json(value)))) == value
 
 
+def test_a_profiled_run_is_compared_with_no_other() -> None:
+    spec, profiled = RunSpec(), RunSpec(profile="nsys")
+    assert all(getattr(spec, name) != getattr(profiled, name) for name in ("run_id", "workload_id", "task_id"))
+    assert spec_from_json(json.loads(json.dumps(spec_to_json(profiled)))) == profiled
+
+
 def test_a_run_whose_layers_are_checked_is_another_run_and_its_speed_another_tasks() -> None:
     spec, others = RunSpec(), [RunSpec(layer_check_steps=steps) for steps in (8, 9)]
     for name in ("run_id", "workload_id", "task_id"):

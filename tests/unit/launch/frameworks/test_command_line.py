@@ -76,10 +76,15 @@ def test_places_are_filled_when_a_run_starts_and_a_gpu_takes_steps_to_profile() 
     ],
 )
 def test_what_cannot_run_is_refused(command: Command, graph: CudaGraph, rule: str | None) -> None:
-    found = unsupported(RunSpec("command", command=command, cuda_graph=graph))
+    found = unsupported(RunSpec("command", command=command, cuda_graph=graph, placement=Placement("cuda")))
     assert [reason.rule for reason in found] == ([rule] if rule else [])
     if rule == "command.placeholders":
         assert unknown_placeholders(RunSpec(command=command)) == ("{stesp}",)
+
+
+def test_a_program_of_the_users_is_profiled_by_its_own_command() -> None:
+    (reason,) = unsupported(RunSpec("command", command=Command(run="t"), profile="nsys"))
+    assert reason.rule == "command.profile" and "command.run" in reason.remedy
 
 
 SCRIPTS = {

@@ -184,6 +184,13 @@ def test_a_profile_alone_makes_the_plan_of_a_cluster(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("without_slurm")
+def test_a_profiled_plan_shows_the_command_of_each_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, shown in (((), False), (("profile=nsys",), True)):
+        assert main(["plan", TINY, "--cluster", "example", "resources.device=cuda", *words]) == 0
+        assert ("# and each rank by: nsys profile --trace=cuda,nvtx" in capsys.readouterr().out) is shown
+
+
+@pytest.mark.usefixtures("without_slurm")
 def test_a_program_that_the_nodes_may_have_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", SCRIPT, "--cluster", "example", "command.workdir=/nowhere"]) == 0
     assert "command.workdir = /nowhere: no such folder on this host; the nodes must" in capsys.readouterr().err
