@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +14,10 @@ import torch
 
 from launch.common.atomic_files import encode
 from launch.contract.paths import AttemptPaths
-from launch.contract.spec import CudaGraph, Data, GraphImpl, Model, RunSpec, Training
+from launch.contract.spec import CudaGraph, Data, GraphImpl, Model, Parallelism, RunSpec, Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.slurm.allocation import LOOPBACK, free_port
 from launch.train import worker
 from launch.train.telemetry import event_log, step_metrics
 
@@ -67,3 +70,25 @@ def test_a_run_remarks_what_is_known_to_be_wrong_in_it_and_the_way_out(
     worker.run(spec, RankPlace(0, 1, device), attempt, event_log.Recorder(attempt, 0, device))
     notes = [line["message"] for line in written if line["kind"] == "note"]
     assert ["Set cuda_graph.impl=transformer_engine, or " in note for note in notes] == [True] * is_faulty
+
+
+def test_no_other_host_reaches_where_the_ranks_of_one_host_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that torch opens by itself listens on all interfaces, and anybody may write to it."""
+    port, stores = free_port(), []
+    monkeypatch.setenv("MASTER_ADDR", LOOPBACK)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda backend, **options: stores.append(options["store"])
+    )
+    places = [RankPlace(rank, 2, torch.device("cpu")) for rank in range(2)]
+    with ThreadPoolExecutor() as ranks:
+        list(ranks.map(partial(worker._set_up, replace(SPEC, parallelism=Parallelism(dp=2))), places))
+    assert set(listening(port)) == {"0100007F"}
+    assert len(stores) == 2
+
+
+def listening(port: int) -> list[str]:
+    """Return the addresses, as the kernel writes them, at which somebody listens on ``port``."""
+    sockets = [line.split() for table in Path("/proc/net").glob("tcp*") for line in table.read_text().splitlines()]
+    places = [local.split(":") for _, local, _, state, *_ in sockets if state == "0A"]
+    return [address for address, at in places if int(at, 16) == port]
