@@ -1,10 +1,9 @@
 """The memory of a rank's weights, gradients and optimizer state, which does not depend on what is captured.
 
-This is a lower bound of what must fit, exact except for the padding of buckets. Activations, workspaces, communicators, the
-context, 8-bit casts and graph pools add to it, and are measured. Both engines hold the same: weights in training precision, main
-gradients, AdamW's two moments and, with bf16 weights, fp32 master weights (Megatron-Core 0.16.1, optimizer/optimizer.py,
-Float16OptimizerWithFloat16Params). With the distributed optimizer a rank has only its share of moments and master weights
-(optimizer/distrib_optimizer.py).
+This is a lower bound of what must fit, exact except for the padding of buckets. forecast.py adds what steps and graphs need. Both
+engines hold the same: weights in training precision, main gradients, AdamW's two moments and, with bf16 weights, fp32 master weights
+(Megatron-Core 0.16.1, optimizer/optimizer.py, Float16OptimizerWithFloat16Params). With the distributed optimizer a rank has only
+its share of moments and master weights (optimizer/distrib_optimizer.py).
 """
 
 from __future__ import annotations
