@@ -1,8 +1,8 @@
-"""`python -m analysis.loss`: the same verdict on curves of any framework, from files.
+"""`python -m analysis.loss`: give the same verdict on curves of any framework, from files.
 
     python -m analysis.loss --eager e1.csv e2.csv --graphed g1.csv --capture-step 4
 
-The files hold steps and metrics alone, so the user must know that the runs share workload, data, code and libraries.
+The files hold only steps and metrics, so the user must know that the runs share workload, data, code and libraries.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _print(text: str) -> bool:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # The rest of the buffer would fail once more at exit.
+        # Without this, flushing the rest of the buffer at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.stderr.write(f"the verdict could not be written: {error.strerror}\n")
         return False

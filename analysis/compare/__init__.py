@@ -1,1 +1,1 @@
-"""`compare`: what became worse from one sweep to another."""
+"""`compare`: find what became worse from one sweep to another."""

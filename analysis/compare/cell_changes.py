@@ -1,13 +1,13 @@
 """Compare the figures of a cell in two sweeps: outcome, verdict, speed and memory.
 
-Worse is
-- a verdict further down in analysis.verdict.verdict.VERDICTS, or DIVERGED still, by more than twice as much;
-- a larger share of runs that do not end well or as expected, or records that are unsound now;
-- a speed-up whose whole interval lies below the whole interval of before;
-- a memory peak above that of before by more than the tolerance.
-NaN counts as worse. Two speed-ups may be too uncertain to show a loss of ``SPEED_LOSS``. That is inconclusive where the
-earlier one, measured again with its precision, would have shown the loss, and else not comparable. An earlier speed-up above 1
-that is below 1 for certain now is inconclusive, too, however uncertain it was.
+A cell is worse if
+- its verdict is further down in analysis.verdict.verdict.VERDICTS, or still DIVERGED, by more than twice as much;
+- a larger share of its runs does not end well or as expected, or its records are unsound now;
+- its speed-up's whole interval lies below the earlier interval;
+- its memory peak exceeds the earlier peak by more than the tolerance.
+NaN counts as worse. Two speed-ups may be too uncertain to show a loss of ``SPEED_LOSS``. The change is then inconclusive if
+the earlier speed-up, measured again with its precision, would have shown the loss; otherwise it is not comparable. A speed-up
+that was above 1 and is now certainly below 1 is inconclusive, too, however uncertain the earlier one was.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import RESULTS_INTACT
 
 MEMORY_TOLERANCE = 0.05
-"""Relative. Megatron-LM's functional tests allow as much (tests/functional_tests/python_test_utils)."""
+"""The relative growth of a peak that is not worse. Megatron-LM's functional tests allow as much
+(tests/functional_tests/python_test_utils)."""
 
 SPEED_LOSS = 0.2
-"""The relative loss that two comparable speed-ups must be able to show. Our own choice: intervals of two pairs on a quiet
-GPU can show it."""
+"""The relative loss that two comparable speed-ups must be able to show. It is our own choice: intervals of two pairs on a
+quiet GPU can show it."""
 
 DEVIATION_GROWTH = 2.0
-"""A cell that stays DIVERGED is worse from this many times its earlier difference on: more than repeats differ by."""
+"""A cell that stays DIVERGED is worse if its difference exceeds the earlier one by more than this factor. Repeats differ by
+less."""
 
 Aspect = Literal["cell", "outcome", "verdict", "speed", "memory"]
 Change = Literal["worse", "unfinished", "inconclusive", "not comparable", "changed", "better"]
-"""What a difference means: a regression, a run without an outcome, known before and unknown now, never known, neutral, or an
-improvement."""
+"""What a difference means. In order: a regression; a run without an outcome; known before and unknown now; never known;
+neutral; an improvement."""
 EXITS: Mapping[Change, ExitCode] = {
     "worse": ExitCode.FAILED,
     "unfinished": ExitCode.UNFINISHED,
@@ -45,7 +47,7 @@ EXITS: Mapping[Change, ExitCode] = {
     "changed": ExitCode.PASS,
     "better": ExitCode.PASS,
 }
-"""By importance; the first one that occurs gives the exit code of the command."""
+"""The exit code of each change, most important first. The first change that occurs gives the exit code of the command."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class FigureChange:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What is wrong with a cell, if anything. ``kind`` is a word to group by, ``reason`` says why."""
+    """What is wrong with a cell, if anything. ``kind`` is a word to group by; ``reason`` says what is wrong."""
 
     change: Change
     kind: str = ""
@@ -113,7 +115,10 @@ def _outcome_change(before: GoldenCell, after: GoldenCell) -> Change | None:
 
 
 def _badness(cell: GoldenCell) -> tuple[float, float, float, bool, bool]:
-    """Return the shares of runs that ended otherwise than expected, without results, and not COMPLETED; then two flags."""
+    """Return three shares of the runs and two flags; larger is worse.
+
+    The shares are of runs that did not end as expected, ended without results, and ended otherwise than COMPLETED.
+    """
     runs = _runs(cell.outcome)
     ended = {name: count for name, count in runs.items() if name not in ("NOT RUN", "INTERRUPTED")}
 
@@ -142,7 +147,7 @@ def _ended(cell: GoldenCell) -> str:
 
 
 def _verdict(before: GoldenCell, after: GoldenCell) -> FigureChange | None:
-    """Compare the verdicts; None too where there is none any more, since the cell failed as expected."""
+    """Compare the verdicts. Return None, too, if there is no verdict any more, since the cell failed as expected."""
     if after.verdict is None:
         return None
     text = _verdict_text(after.verdict)
@@ -216,7 +221,7 @@ def _uncomparable(before: GoldenSpeed | None, after: GoldenSpeed | None, now: st
 def unsure_speeds(cells: Sequence[GoldenCell]) -> tuple[str, ...]:
     """Describe each cell whose speed-up is too uncertain to compare with, and the fix.
 
-    Measured again with the same precision after a loss of ``SPEED_LOSS``, it would still overlap its interval.
+    After a loss of ``SPEED_LOSS``, an equally precise measurement would still overlap such a cell's interval.
     """
     found = ((cell.label, cell.speed) for cell in cells if cell.speed)
     return tuple(f"{label}, {_ratio(speed)}; {_speed_fix(speed)}" for label, speed in found if not _is_precise(speed))

@@ -1,7 +1,7 @@
 """The figures of report.json that a comparison reads.
 
-A golden file is a smaller report.json that can be committed. The same function reads both. A key that a golden file has too
-much is refused; a report has many more.
+A golden file is a smaller report.json that can be committed. The same function reads both. It refuses an unknown key in a
+golden file and ignores those of a report, which has many more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _ONLY_IN_REPORTS = "recipe_file"
 
 @dataclass(frozen=True)
 class GoldenDeviation:
-    """``size`` is of the step at which it began; nats of the loss, of the gradient norm relative to eager's."""
+    """The metric that DIVERGED. ``size`` is the difference at the first step that deviates.
+
+    It is in nats for the loss, and relative to eager for the gradient norm.
+    """
 
     metric: str
     size: float
@@ -57,7 +60,7 @@ class GoldenMemory:
 class GoldenSpeed:
     """The ratio of step times, eager over graphed, and the cell's own interval, which no other cell widens.
 
-    The bounds are None with too few pairs, or for a ``reason``.
+    The bounds are None if there are too few pairs, or for another ``reason``.
     """
 
     ratio: float
@@ -75,7 +78,7 @@ class GoldenSpeed:
 
 @dataclass(frozen=True)
 class GoldenCell:
-    """A cell to run."""
+    """A cell that a sweep runs."""
 
     cell_id: str
     label: str
@@ -93,7 +96,7 @@ class GoldenCell:
 
     @property
     def graphed(self) -> bool:
-        """Whether it captures anything: its id begins with that (launch.contract.spec.RunSpec.cell_id)."""
+        """Whether the cell captures anything, from the beginning of its id (launch.contract.spec.RunSpec.cell_id)."""
         return not self.cell_id.startswith(f"{CudaGraph().label}-")
 
 
@@ -135,8 +138,10 @@ class GoldenFailure:
 
 @dataclass(frozen=True)
 class Golden:
-    """A sweep as its report tells it. ``provenance`` has for each key of the environment the values that runs had, and
-    how many runs had each."""
+    """A sweep as its report describes it.
+
+    ``provenance`` maps each key of the environment to the values that runs had, with the number of runs for each.
+    """
 
     sweep: str
     cells: tuple[GoldenCell, ...]
@@ -148,21 +153,21 @@ class Golden:
 
 
 def golden_of(sweep: SweepPaths) -> Golden:
-    """What a report of ``sweep`` says now, from its records and by today's rules. Nothing is written.
+    """Return what a report of ``sweep`` would say now, from its records and by today's rules. Write nothing.
 
     Raises:
         FileNotFoundError: the folder holds no plan.
-        RecordError: its plan is not JSON.
+        RecordError: its plan is damaged or of another version.
     """
     report = report_to_json(report_data(judge_sweep(sweep)))
     return _parse(json.loads("".join(iter_json_object(report))))
 
 
 def read_golden(content: Any) -> Golden:
-    """From the content of report.json or of a golden file.
+    """Return the figures in ``content``, which is that of a report.json or of a golden file.
 
     Raises:
-        RecordError: it is neither, of another version, or holds what no report can say, each named.
+        RecordError: it is neither, is of another version, or holds what no report can say. The message names each such entry.
     """
     golden = _parse(content)
     problems = [
@@ -180,7 +185,7 @@ def _duplicates(golden: Golden) -> Iterator[str]:
 
 
 def _impossible(cell: GoldenCell) -> Iterator[str]:
-    """Yield what no report can say, and what would hide a regression."""
+    """Yield each entry of ``cell`` that no report can contain, and that would hide a regression."""
     failed_as_expected = cell.outcome == cell.expect.outcome and cell.outcome not in RESULTS_INTACT
     if cell.graphed and cell.verdict is None and not (failed_as_expected or cell.outcome == "NOT RUN"):
         yield f"verdict is null of a graphed cell that ended {cell.outcome}, expected {cell.expect.text}"
@@ -196,7 +201,7 @@ def _impossible(cell: GoldenCell) -> Iterator[str]:
 
 
 def _unbounded(speed: GoldenSpeed) -> Iterator[str]:
-    """Yield bounds that are no interval."""
+    """Yield why the bounds are not an interval."""
     low, high = speed.own_low, speed.own_high
     if speed.pairs < 1:
         yield f"speed.pairs is {speed.pairs}, not a number of pairs"
@@ -212,7 +217,7 @@ def _contains(interval: tuple[float, float], ratio: float) -> bool:
 
 
 def _parse(content: Any) -> Golden:
-    """As :func:`read_golden`, of what this version wrote itself: a figure that is not finite is one that got worse."""
+    """Return the figures in ``content``, but accept figures that are not finite: they count as worse."""
     try:
         if content["format"] != FORMAT:
             raise RecordError(
@@ -225,7 +230,10 @@ def _parse(content: Any) -> Golden:
 
 
 def _pick(kind: Any, value: Any) -> Any:
-    """Return what a golden file has of ``value``, a part of report.json. A field with a default is newer than some reports."""
+    """Return the fields of ``value``, a part of report.json, that a golden file has.
+
+    Fields with a default are newer than some reports.
+    """
     parts = get_args(kind)
     if is_dataclass(kind) and isinstance(value, Mapping):
         defaults = {one.name: encode(one.default) for one in fields(kind) if one.default is not MISSING}
@@ -238,5 +246,5 @@ def _pick(kind: Any, value: Any) -> Any:
 
 
 def golden_to_json(golden: Golden) -> dict[str, Any]:
-    """The content of a golden file: report.json's keys, and of each only what :func:`read_golden` reads."""
+    """Return the content of a golden file: of report.json, only what :func:`read_golden` reads."""
     return {"format": FORMAT, **to_json(golden)}

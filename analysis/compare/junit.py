@@ -1,8 +1,8 @@
-"""JUnit XML of a report, or of a comparison: a testcase a cell. Times are those of the runs, so the same input gives the same bytes.
+"""Write a report or a comparison as JUnit XML, with one testcase per cell.
 
-A test that failed is one whose answer is bad; a test in error is one that gave none (a run without an outcome, a
-verdict that is INCONCLUSIVE). A cell that was rejected or could not run is skipped, and in a comparison one that there was
-nothing to hold against, and of which nothing else is worse.
+A test fails if its answer is bad. It is in error if it gave no answer: a run has no outcome, or its verdict is INCONCLUSIVE.
+Cells that were rejected or cannot run are skipped. A comparison also skips a cell that is not comparable and otherwise not
+worse. Times are those of the runs, so the same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ENDINGS: Mapping[Change, Ending] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One testcase; ``ending`` None is one that passed. ``kind`` is a word to group by, ``message`` says why."""
+    """One testcase. ``ending`` is None if it passed. ``kind`` is a word to group by; ``message`` says what is wrong."""
 
     name: str
     ending: Ending | None = None
@@ -37,9 +37,9 @@ class Case:
 
 
 def junit_of_report(golden: Golden, *, allow_empty: bool = False) -> bytes:
-    """A cell passes where the report's exit code holds nothing against it.
+    """Return the JUnit XML of a report. A cell passes if nothing in it makes the report's exit code other than 0.
 
-    If no graphed cell has a verdict, one more testcase is in error, unless ``allow_empty``.
+    If no graphed cell has a verdict, one more testcase is in error, unless ``allow_empty`` is set.
     """
     cases = [_case_of_cell(cell, golden.failure_modes) for cell in golden.cells]
     cases += (Case(cell.label, "skipped", cell.state, cell.rules) for cell in golden.not_run)
@@ -50,7 +50,7 @@ def junit_of_report(golden: Golden, *, allow_empty: bool = False) -> bytes:
 
 
 def junit_of_comparison(comparison: Comparison) -> bytes:
-    """A cell passes where nothing of it is worse than before."""
+    """Return the JUnit XML of a comparison. A cell passes if none of its changes is in ``_ENDINGS``."""
     properties = {unlike.key: f"{unlike.before} -> {unlike.after}" for unlike in comparison.environment}
     name = f"{comparison.after} against {comparison.before}"
     return _as_xml(name, [*map(_case_of_comparison, comparison.cells)], properties)
@@ -73,7 +73,7 @@ def _case_of_comparison(cell: CellComparison) -> Case:
 
 
 def _as_xml(name: str, cases: Sequence[Case], properties: Mapping[str, str]) -> bytes:
-    """In the dialect that Jenkins, GitLab and GitHub's reporters read: testsuites, testsuite, testcase."""
+    """Return the XML in the form that Jenkins, GitLab and GitHub's reporters read: testsuites, testsuite, testcase."""
     endings = [case.ending for case in cases]
     counts = {
         "tests": str(len(cases)),
@@ -99,7 +99,7 @@ def _as_xml(name: str, cases: Sequence[Case], properties: Mapping[str, str]) -> 
 
 
 def _legal(text: str) -> str:
-    """``text`` without what XML 1.0 cannot hold (section 2.2, Char); an exception's message may have any."""
+    """Return ``text`` with the characters escaped that XML 1.0 forbids (section 2.2, Char). Exception messages may have any."""
     return "".join(c if _is_legal(ord(c)) else ascii(c)[1:-1] for c in text)
 
 

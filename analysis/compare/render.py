@@ -1,4 +1,4 @@
-"""A comparison of two sweeps as text: the answer, each cell that differs, then the differences of environment and recipe."""
+"""Format a comparison of two sweeps: the answer, each cell that differs, then the differences of environment and recipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BY_LABEL = "matched by label, since their ids differ (other settings, or fields
 
 
 def format_comparison(comparison: Comparison, before: str, after: str) -> str:
-    """Return the text; ``before`` and ``after`` are what the user calls the two sweeps."""
+    """Return the text. ``before`` and ``after`` are the user's names of the two sweeps."""
     return "\n".join((f"{after} against {before}: {_answer(comparison)}", *_lines(comparison)))
 
 

@@ -1,9 +1,10 @@
 """Compare two sweeps cell by cell: verdict, outcome, speed and memory.
 
-Cells are matched by their ids, which cover everything that determines them. The others are matched by labels that are unique
-on both sides, since the fields of another version give the same configuration another id.
+Cells are matched by their ids, which cover everything that determines them. Cells without such a match are matched by labels
+that are unique on both sides: with the fields of another version, the same configuration has another id.
 
-Worse are figures by the rules of analysis/compare/cell_changes.py, a cell that is gone, and a new cell that does not pass.
+The rules of analysis/compare/cell_changes.py say which figures are worse. A missing cell is worse, too; a new cell is judged as
+its own report judges it.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from launch.contract.exit_codes import ExitCode
 
 @dataclass(frozen=True)
 class CellComparison:
-    """A cell on one or both sides. ``matched`` is how it was found on the other."""
+    """A cell on one or both sides. ``matched`` says how its counterpart on the other side was found."""
 
     label: str
     cell_id: str
     matched: Literal["id", "label", "no"]
     differences: tuple[FigureChange, ...]
     seconds: float = 0.0
-    """How long the runs of the later sweep took."""
+    """The total duration of the cell's runs in the later sweep."""
 
     @property
     def change(self) -> Change | None:
@@ -65,7 +66,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """3 a regression; 2 a run without an outcome; 4 only unknown now; 0 nothing worse."""
+        """The exit code. 3: a regression. 2: a run without an outcome. 4: only unknown now. 0: nothing worse."""
         return EXITS[self.change] if self.change else ExitCode.PASS
 
 
@@ -93,7 +94,7 @@ def compare_sweeps(before: Golden, after: Golden, memory_tolerance: float = MEMO
 def _matched(
     before: Sequence[GoldenCell], after: Sequence[GoldenCell]
 ) -> dict[str, tuple[GoldenCell, Literal["id", "label"]]]:
-    """Return, by the id of a cell of ``before``, the same cell of ``after`` and how it was found."""
+    """Return, by the id of each matched cell of ``before``, its counterpart in ``after`` and how it was found."""
     by_id = {cell.cell_id: cell for cell in after}
     found: dict[str, tuple[GoldenCell, Literal["id", "label"]]] = {
         cell.cell_id: (by_id[cell.cell_id], "id") for cell in before if cell.cell_id in by_id
@@ -141,7 +142,7 @@ _FIRST = ("versions.", "hardware.gpus", "hardware.driver", "code.", "digests.", 
 def _differences(
     before: Mapping[str, tuple[str, ...]], after: Mapping[str, tuple[str, ...]]
 ) -> tuple[ProvenanceDifference, ...]:
-    """Return the keys whose values differ, those first that may change numbers or speed. Counts of runs do not matter."""
+    """Return the keys whose values differ, first those that may change numbers or speed. Counts of runs do not matter."""
     keys = sorted(before.keys() | after.keys(), key=lambda key: (_place(key), key))
     pairs = ((key, before.get(key, ("unset",)), after.get(key, ("unset",))) for key in keys)
     return tuple(
@@ -158,7 +159,7 @@ def _place(key: str) -> int:
 
 
 def _fields(recipe: str) -> dict[str, tuple[str, ...]]:
-    """Return the fields of a recipe by their dotted keys; one field with all text where it is no mapping."""
+    """Return the fields of a recipe by their dotted keys, or one field with the whole text if it is no mapping."""
     try:
         content = yaml.safe_load(recipe)
     except yaml.YAMLError:
@@ -168,6 +169,6 @@ def _fields(recipe: str) -> dict[str, tuple[str, ...]]:
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    """What ``compare --json`` prints."""
+    """Return what ``compare --json`` prints."""
     cells = [{**to_json(cell), "change": cell.change} for cell in comparison.cells]
     return {**to_json(comparison), "exit_code": comparison.exit_code, "change": comparison.change, "cells": cells}

@@ -1,8 +1,8 @@
 """A loss curve of any framework, read from CSV or JSON lines.
 
 A file has a step, a loss and optionally a gradient norm, under the names that programs give them. Other columns are ignored.
-A file that begins with a brace holds JSON lines, as metrics.jsonl does. NaN and the infinities are numbers here; the ladder
-judges them.
+A file that begins with a brace holds JSON lines, as metrics.jsonl does. NaN and the infinities are accepted; the verdict judges
+them.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _MAXIMUM_NAMES = 8
 """How many columns an error names."""
 Row = tuple[str, Mapping[str, Any]]
 Rows = Sequence[Row]
-"""The place of each line, as errors name it, and its values by column."""
+"""For each line, its place as errors name it and its values by column."""
 
 
 class CurveError(Exception):
-    """A file is no curve, or files do not go together. The message names the file, and the line where there is one."""
+    """A file is not a curve, or files do not belong together. The message names the file and, if there is one, the line."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The curve of one file. Without gradient norms these are NaN.
+    """The curve of one file. Gradient norms are NaN if the file has none.
 
-    ``units`` are those of the last printed digits, 0.01 for 2.50: by metric that the file has, shape (steps,).
+    ``units`` maps each metric in the file to the units of the last printed digits (0.01 for 2.50), shape (steps,).
     """
 
     steps: Steps
@@ -51,11 +51,14 @@ class Curve:
     columns: tuple[str, ...]
     """The names of the columns that were read."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """What the file says of its run (analysis.curves.log_settings)."""
+    """The settings of its run that the file states (analysis.curves.log_settings)."""
 
     @cached_property
     def resolution(self) -> dict[Metric, Floats]:
-        """How finely each metric is recorded, as numbers or in print (analysis.curves.resolution): shape (steps,)."""
+        """The unit in which each metric is recorded, by its number format or its print (analysis.curves.resolution).
+
+        Shape (steps,).
+        """
         return {metric: resolution(self.steps.of(metric), units) for metric, units in self.units.items()}
 
 
@@ -63,7 +66,7 @@ def read_rows(path: Path) -> list[Row]:
     """Return the rows of CSV or JSON lines.
 
     Raises:
-        CurveError: the file cannot be read, or is neither.
+        CurveError: the file cannot be read, or is neither of the two.
     """
     text = read_text(path)
     if re.match(r"\s*\[\s*[{\[\]]", text):
@@ -74,10 +77,10 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def curve_of(path: Path, rows: Rows) -> Curve:
-    """Return the curve in the ``rows`` of a file. A metric that any row has, all rows have.
+    """Return the curve in the ``rows`` of a file.
 
     Raises:
-        CurveError: they hold no curve.
+        CurveError: the rows hold no curve, or a metric is missing in some of them.
     """
     if not rows:
         raise CurveError(f"{path}: no step")
@@ -155,7 +158,7 @@ def _check_once(at: str, names: Sequence[str]) -> None:
 
 
 def _find_columns(at: str, names: Sequence[str]) -> dict[Column, str]:
-    """Return the name in the file of each column that it has. Our own name goes before other usual ones.
+    """Return, for each column that the file has, its name there. Prefer our own name to other usual ones.
 
     Raises:
         CurveError: step or loss is missing, or it is not clear which column holds what.
@@ -176,14 +179,15 @@ def _find_columns(at: str, names: Sequence[str]) -> dict[Column, str]:
 
 
 def _refuse_like_norm(at: str, names: Sequence[str]) -> None:
-    """Refuse a name that looks like a gradient norm: one that is not read would pass whatever it is."""
+    """Refuse an unknown name that looks like a gradient norm: unread, the norm would pass whatever its values."""
     for name in names:
         if "gnorm" in letters(name) or ("grad" in letters(name) and "norm" in letters(name)):
             raise CurveError(f"{at}: {name!r} looks like grad_norm; call it grad_norm, or leave it out")
 
 
 def _check_every_row(rows: Rows, columns: Mapping[Column, str]) -> None:
-    """
+    """Check that every line has all columns.
+
     Raises:
         CurveError: a line lacks a column that another one has.
     """
@@ -226,14 +230,14 @@ def _shown(value: Any) -> str:
 
 def _metric(at: str, row: Mapping[str, Any], metric: Metric, name: str) -> float:
     number = _value(at, row, name)
-    # Programs write -1 where they computed no norm, the same on both sides.
+    # Programs write -1 if they computed no norm, which would be equal on both sides.
     if metric == "grad_norm" and -math.inf < number < 0:
         raise CurveError(f"{at}: {name} is {_shown(row[name])}, but no norm is negative; leave {name} out of all files")
     return number
 
 
 def unit_of(value: Any) -> float:
-    """Return the unit of the last digit of a number that :func:`_value` accepts; 0 where it is not finite."""
+    """Return the unit of the last digit of a number that :func:`_value` accepts, or 0 if it is not finite."""
     if not math.isfinite(float(value)):
         return 0.0
     try:

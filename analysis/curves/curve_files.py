@@ -16,14 +16,14 @@ from analysis.records.steps import Floats, Integers, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
 
 _SPREAD = 1e-5
-"""By so much of its size a clipped norm varies by rounding."""
+"""The relative variation of a clipped norm by rounding."""
 
 
 @dataclass(frozen=True)
 class CurveFiles:
-    """The curves of both sides, and of the perturbed eager run, by file name in the order given.
+    """The curves of both sides and of the perturbed eager run, by file name in the order given.
 
-    ``perturbed`` has one curve at most. ``metrics`` is the loss alone without gradient norms.
+    ``perturbed`` has at most one curve. ``metrics`` holds only the loss if files have no gradient norms.
     """
 
     eager: Mapping[str, Curve]
@@ -41,11 +41,11 @@ class CurveFiles:
 
     @property
     def copies(self) -> dict[str, str]:
-        """Return each file with the numbers of an earlier one, with that one: equal runs, or a copy."""
+        """Map each file with the same numbers as an earlier file to that file. It is a copy, or its run was equal."""
         return _find_copies(self.curves)
 
     def drop_copies(self) -> CurveFiles:
-        """Return the files without those that have the numbers of an earlier file of their side."""
+        """Return the files without those that have the same numbers as an earlier file of their side."""
         eager, graphed = (
             {name: curve for name, curve in side.items() if name not in _find_copies(side)}
             for side in (self.eager, self.graphed)
@@ -60,10 +60,10 @@ class CurveFiles:
 
     @property
     def steps(self) -> Integers:
-        """The steps that every file should have: those of the longest, which are evenly spaced.
+        """The steps that every file should have: those of the longest file.
 
         Raises:
-            CurveError: they are not.
+            CurveError: they are not evenly spaced.
         """
         name, curve = max(self.curves.items(), key=lambda item: len(item[1].steps))
         step = curve.steps.step
@@ -75,12 +75,13 @@ class CurveFiles:
         return step
 
     def first_after(self, capture_step: int | None) -> int:
-        """Return the index of the first step after ``capture_step``; 0 without one."""
+        """Return the index of the first step after ``capture_step``, or 0 if it is None."""
         return 0 if capture_step is None else int(np.searchsorted(self.steps, capture_step, side="right"))
 
 
 def read_curves(eager: Sequence[Path], graphed: Sequence[Path], perturbed: Sequence[Path] = ()) -> CurveFiles:
-    """
+    """Return the curves of the files.
+
     Raises:
         CurveError: a file cannot be read, holds no curve or is given twice; only some files have gradient norms; or the
             perturbed run has other steps than the eager ones.
@@ -109,7 +110,7 @@ def _find_copies(curves: Mapping[str, Curve]) -> dict[str, str]:
 
 
 def _same_numbers(one: Curve, other: Curve) -> bool:
-    """Return whether two curves are equal, or one is the other rounded: in print, to float32 or to a coarser format.
+    """Return whether two curves are equal, or one is the other rounded in print, to float32 or to a coarser format.
 
     Other columns and line ends do not matter. Numbers of the same precision must be equal.
     """
@@ -119,7 +120,10 @@ def _same_numbers(one: Curve, other: Curve) -> bool:
 
 
 def _is_rounded(one: Floats, other: Floats, units: Floats) -> bool:
-    """Return whether numbers differ by half a unit at most, or by a whole one where digits were cut off: always to one side."""
+    """Return whether the numbers differ by at most half a unit, as by rounding.
+
+    If all differences are to one side, as by truncation, a whole unit is allowed.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
         larger = np.sign(np.abs(one) - np.abs(other))
         share = 1.0 if (larger >= 0).all() or (larger <= 0).all() else 0.5
@@ -127,7 +131,7 @@ def _is_rounded(one: Floats, other: Floats, units: Floats) -> bool:
 
 
 def _rounding(one: Curve, other: Curve, metric: Metric) -> Floats:
-    """Return the larger unit at each step, shape (steps,); 0 where both are equal."""
+    """Return the larger unit of the two curves at each step, or 0 where their units are equal. Shape (steps,)."""
     rounding = np.zeros(len(one.steps))
     for a, b in ((one.units, other.units), (one.resolution, other.resolution)):
         rounding = np.maximum(rounding, np.where(a[metric] == b[metric], 0.0, np.maximum(a[metric], b[metric])))
@@ -137,7 +141,8 @@ def _rounding(one: Curve, other: Curve, metric: Metric) -> Floats:
 def constant_norm(files: CurveFiles, first: int) -> str:
     """Describe a gradient norm that has one value at more than half of the steps from index ``first`` on, else return "".
 
-    A clipped norm has, but for rounding, and one that was never computed. Both are equal on both sides, whatever graphs compute.
+    A clipped norm has one value, except for rounding, and so has a norm that was never computed. Such a norm is equal on both
+    sides, whatever graphs compute.
     """
     for name, curve in files.curves.items() if "grad_norm" in files.metrics else ():
         norms = curve.steps.grad_norm[first:]

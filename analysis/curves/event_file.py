@@ -1,7 +1,8 @@
-"""Read the scalars of a TensorBoard event file, without TensorBoard: framed records of protocol buffers.
+"""Read the scalars of a TensorBoard event file without TensorBoard. The file holds framed protocol buffers.
 
-A record is its length (8 bytes), a checksum (4), an Event, a checksum (4). Of an Event, field 2 is the step and 5 the summary, whose
-values (1) have a tag (1) and a number (2), or a tensor (8) of one element. Numbers are float32, or doubles in a tensor.
+A record consists of its length (8 bytes), a checksum (4 bytes), an Event and a checksum (4 bytes). Field 2 of an Event is the
+step, and field 5 the summary. A summary's values (field 1) have a tag (1) and a number (2), or a tensor (8) of one element.
+Numbers are float32, or doubles in a tensor.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from launch.common.regular_file import read_regular
 from launch.contract.metric_names import column_of
 
 _FIXED = {1: 8, 5: 4}
-"""Bytes of a field, by its wire type."""
+"""The size of a field in bytes, by its wire type."""
 
 
 def read_events(path: Path) -> Iterator[Row]:

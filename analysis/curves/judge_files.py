@@ -1,4 +1,4 @@
-"""Judge the curves of files, whose numbers may be copies, clipped, or printed with few digits."""
+"""Judge the curves of files. Their numbers may be copies, clipped, or printed with few digits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def judge_files(files: CurveFiles, capture_step: int | None, margins: Margins) -
     steps = files.steps
     first = files.first_after(capture_step)
     verdict = _judge_printed(files, steps, first, margins)
-    # A perturbed run with numbers of its own shows the noise that equal eager runs do not.
+    # A perturbed run with its own numbers shows the noise that equal eager runs do not show.
     if verdict.verdict in ("EQUIVALENT", "DIVERGED") and files.copies and files.perturbed.keys() <= files.copies.keys():
         verdict = _judge_without_copies(verdict, files, first, margins)
     constant = constant_norm(files, first) if verdict.verdict not in ("DIVERGED", "INCOMPARABLE") else ""
@@ -41,7 +41,7 @@ def judge_files(files: CurveFiles, capture_step: int | None, margins: Margins) -
 
 
 def _judge_without_copies(verdict: Verdict, files: CurveFiles, first: int, margins: Margins) -> Verdict:
-    """Return the verdict on curves that count once each. Keep a DIVERGED that a second eager run would not change."""
+    """Return the verdict if equal curves count once. Keep a DIVERGED verdict that a second eager run would not change."""
     different = files.drop_copies()
     alone = _judge_printed(different, files.steps, first, margins)
     if alone.verdict != "INCONCLUSIVE":
@@ -52,7 +52,10 @@ def _judge_without_copies(verdict: Verdict, files: CurveFiles, first: int, margi
 
 
 def _exceeds_own_noise(verdict: Verdict, files: CurveFiles, first: int, margins: Margins) -> bool:
-    """Return whether graphed differences exceed a margin by more than their own noise: no second eager run would show that."""
+    """Return whether graphed differences exceed a margin by more than their own noise.
+
+    A second eager run would not differ as much.
+    """
     eager, graphed = (list(side.values()) for side in files.sides)
     means = {tested.metric: tested.mean for tested in verdict.evidence.tested} if verdict.evidence else {}
     samples = (sample_of(metric, eager, graphed, slice(first, None)) for metric in files.metrics)
@@ -63,7 +66,7 @@ def _exceeds_own_noise(verdict: Verdict, files: CurveFiles, first: int, margins:
 
 
 def _judge_printed(files: CurveFiles, steps: Integers, first: int, margins: Margins) -> Verdict:
-    """Judge the curves with regard to the digits that they are printed with."""
+    """Judge the curves, and consider the number of digits with which they are printed."""
     verdict = judge_curves(*files.sides, steps, first, margins, files.metrics, files.perturbed_steps)
     coarse = insufficient_precision(files, first, margins) if verdict.verdict != "INCOMPARABLE" else {}
     if not coarse:

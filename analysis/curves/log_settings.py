@@ -1,6 +1,6 @@
-"""What a log says of its run's settings: seed, batch size, sequence length and learning rate.
+"""Collect the settings that a log states: seed, batch size, sequence length and learning rate.
 
-Logs of one workload agree in what they say of these. They need not say it.
+Logs of one workload may omit settings, but those that they state must agree.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def settings_in_line(line: str) -> dict[str, str]:
 
 
 def collect_settings(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
-    """Return what ``rows`` say, once of the run (``seed``) and apart from it of its steps (``seed.steps``)."""
+    """Return the settings that ``rows`` state, separately for the run (``seed``) and for its steps (``seed.steps``)."""
     said: dict[str, list[float]] = {}
     for _, row in rows:
         step = ".steps" if any(column_of(str(name)) == "loss" for name in row) else ""
@@ -44,7 +44,7 @@ def collect_settings(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str,
             setting = _SETTINGS.get(letters(str(name)))
             if setting and (number := _number(value)) is not None:
                 said.setdefault(setting + step, []).append(number)
-    # Of the run each rank may say it, in any order.
+    # Every rank may state a setting of the run, in any order.
     ordered = {
         name: dict.fromkeys(found) if name.endswith(".steps") else sorted({*found}) for name, found in said.items()
     }
@@ -60,7 +60,7 @@ def _number(value: Any) -> float | None:
 
 
 def _describe(numbers: Sequence[float]) -> str:
-    """Describe unlike numbers in their order, by a digest where they are many: those of a schedule."""
+    """Describe different numbers in their order. Use a digest if there are many, as in a schedule."""
     listed = ", ".join(f"{number:.12g}" for number in numbers)
     if len(numbers) <= _MOST_LISTED:
         return listed

@@ -1,8 +1,8 @@
 """The precision of recorded loss curves. Digits that a file leaves out hide small differences, and create others.
 
-A number is off by up to half its unit (analysis.curves.resolution), a difference of two by up to a whole unit. Where a unit is
-no small part of the margin, no difference within the margin counts. A difference that exceeds the margin by two units
-more does.
+A number is off by up to half its unit (analysis.curves.resolution), and a difference of two by up to a whole unit. If a unit is
+not a small part of the margin, a difference within the margin proves nothing. A difference that exceeds the margin by more than
+two units still counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from launch.contract.plan import Margins
 MAXIMUM_UNIT = 0.1
 """The largest unit that is fine enough, as a share of the margin."""
 _FULL_PRECISION = 1e-6
-"""The largest unit of a number of seven digits, as a share of it: a float32 is as fine."""
+"""The largest unit of a number with seven digits, as a share of the number. float32 is as fine."""
 _QUANTILE = 0.8
 """The unit of a column is this quantile of its steps' units. In full precision without trailing zeros, one number in ten
 looks coarser."""
@@ -32,8 +32,11 @@ _MORE_DIGITS = "record it in float32, and print nine digits (%.9g)"
 
 @dataclass(frozen=True)
 class PrintPrecision:
-    """How finely ``file`` records a metric: ``unit`` is that of the column, ``widest`` the largest of any step. Both are in the
-    metric's own measure of differences: gradient norms relative to eager."""
+    """How finely ``file`` records a metric.
+
+    ``unit`` is the column's unit, and ``widest`` is the largest unit of any step. Both are measured as the metric's differences
+    are: gradient norms relative to eager.
+    """
 
     unit: float
     widest: float
@@ -41,8 +44,10 @@ class PrintPrecision:
 
 
 def insufficient_precision(files: CurveFiles, first: int, margins: Margins) -> dict[Metric, PrintPrecision]:
-    """Return the metrics whose unit is too large for their margin, from the ``first``-th step on. The curves agree in
-    their steps."""
+    """Return the metrics whose unit is too large for their margin, from the ``first``-th step on.
+
+    The curves must have the same steps.
+    """
     precision = {metric: _coarsest(files, metric, first) for metric in files.metrics}
     return {metric: coarse for metric, coarse in precision.items() if coarse.unit > MAXIMUM_UNIT * margins.of(metric)}
 
@@ -61,20 +66,20 @@ def _coarsest(files: CurveFiles, metric: Metric, first: int) -> PrintPrecision:
 
 
 def _units(curve: Curve, metric: Metric) -> Floats:
-    """Return the units of a file's numbers, shape (steps,); 0 where a number has full precision."""
+    """Return the units of a file's numbers, or 0 for a number in full precision. Shape (steps,)."""
     unit = curve.resolution[metric]
     return np.where(unit > _FULL_PRECISION * np.abs(curve.steps.of(metric)), unit, 0.0)
 
 
 def widen_margins(margins: Margins, coarse: Mapping[Metric, PrintPrecision]) -> Margins:
-    """Return margins that a printed difference exceeds only where the true one exceeds ``margins``."""
+    """Return margins that a printed difference exceeds only if the true difference exceeds ``margins``."""
     added = {metric: 2 * one.widest for metric, one in coarse.items()}
     loss, grad_norm = margins.loss + added.get("loss", 0.0), margins.grad_norm + added.get("grad_norm", 0.0)
     return replace(margins, loss=loss, grad_norm=grad_norm)
 
 
 def drop_below_precision(files: CurveFiles, coarse: Mapping[Metric, PrintPrecision]) -> CurveFiles:
-    """Raise coarse gradient norms to one unit at least: relative to 0.000, a norm of 0.001 is infinitely far off."""
+    """Raise coarse gradient norms to at least one unit. Relative to 0.000, a norm of 0.001 would be infinitely far off."""
     if "grad_norm" not in coarse:
         return files
 
@@ -90,7 +95,7 @@ def drop_below_precision(files: CurveFiles, coarse: Mapping[Metric, PrintPrecisi
 
 
 def differences_below_precision(verdict: Verdict, coarse: Mapping[Metric, PrintPrecision], margins: Margins) -> Verdict:
-    """Return INCONCLUSIVE with the evidence of ``verdict``: metrics are recorded too coarsely."""
+    """Return INCONCLUSIVE with the evidence of ``verdict``, because metrics are recorded too coarsely."""
     metric, precision = next(iter(coarse.items()))
     relative = " of it" if metric == "grad_norm" else ""
     reason = (

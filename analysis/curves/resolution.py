@@ -1,7 +1,7 @@
-"""The resolution of recorded numbers, from their spacing: bf16 printed with six decimals is as coarse as bf16.
+"""Find the resolution of recorded numbers from their spacing. bf16 printed with six decimals is as coarse as bf16.
 
-Numbers of a coarse format are multiples of one unit. Conversion keeps that: losses in bits, or means of micro-batches, are
-multiples of another unit. Logarithms of perplexities are multiples of a power of two.
+Numbers of a coarse format are multiples of one unit. After conversion they still are: losses in bits, or means of
+micro-batches, are multiples of another unit. Logarithms of perplexities are multiples of a power of two.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import numpy as np
 from analysis.records.steps import Booleans, Floats
 
 SHARE = 0.8
-"""The share of different numbers that must be multiples of a unit."""
+"""The share of the distinct numbers that must be multiples of a unit."""
 CHANCE = 1e-4
-"""Numbers share a unit if so many of them would be its multiples by chance less often than this."""
+"""The largest accepted probability that as many numbers are multiples of a unit by chance."""
 _ROUNDING = 2.0**-22
 """The relative error of a few operations in float32. Units that are not much larger are full precision."""
 _NUMBERS, _GAPS, _DIVISORS = 1000, 4, range(1, 9)
-"""So many numbers of a power of two are looked at. A unit is one of the smallest gaps between them, or a whole part of it."""
+"""The search for a unit: the most numbers per power of two, the most of their smallest gaps, and the divisors of a gap."""
 
 
 def resolution(values: Floats, units: Floats) -> Floats:
-    """Return the unit of which each number is a multiple, shape (steps,): at least ``units``, that of its last printed digit.
+    """Return the unit of which each number is a multiple, shape (steps,).
 
-    Numbers that are exact in float32 have its spacing at least.
+    It is at least ``units``, the unit of the last printed digit, and for numbers that are exact in float32 at least its
+    spacing.
     """
     with np.errstate(all="ignore"):
         single, sizes = values.astype(np.float32), np.abs(values)
@@ -37,10 +38,10 @@ def resolution(values: Floats, units: Floats) -> Floats:
 
 
 def _spacing(sizes: Floats, units: Floats, *, fit: bool) -> Floats:
-    """Return the common unit of ``sizes`` beyond their printed ``units``, shape (steps,); 0 where none is sure.
+    """Return the common unit of ``sizes`` if it exceeds their printed ``units``, or 0 where none is certain. Shape (steps,).
 
-    Numbers of one power of two are looked at together, since floats have one unit there. Without ``fit`` only powers of ten
-    and two are tried: a smooth curve of logarithms is a line, whose values are evenly spaced.
+    Consider the numbers within one power of two together, since floats have one unit there. Without ``fit``, try only powers of
+    ten and two: a smooth curve of logarithms is a line, and its values are evenly spaced.
     """
     found = np.zeros(len(sizes))
     usable, exponents = np.isfinite(sizes) & (sizes > 0) & (units > 0), np.frexp(sizes)[1]
@@ -51,15 +52,15 @@ def _spacing(sizes: Floats, units: Floats, *, fit: bool) -> Floats:
 
 
 def _largest_unit(values: Floats, printed: float, fit: bool) -> float:
-    """Return the largest unit of which ``values`` are multiples, but for rounding; 0 if none is sure.
+    """Return the largest unit of which ``values`` are multiples, except for rounding, or 0 if none is certain.
 
-    ``values`` are positive and differ, shape (values,).
+    ``values`` are positive and distinct, in ascending order, with shape (values,).
     """
     most = float(values.max())
     blur = printed + _ROUNDING * most
     if most < 10 * blur:
         return 0.0
-    # A unit that is fitted to the numbers is their unit by chance more often than a given one.
+    # A unit that is fitted to the numbers matches by chance more often than a given one.
     freedom = math.log(most / blur)
     tried = [(unit, 0.0) for unit in _powers(10 * blur, most)]
     tried += [(unit, freedom) for unit in _fitted(values, blur)] if fit else []
@@ -79,7 +80,7 @@ def _powers(least: float, most: float) -> Iterator[float]:
 
 
 def _fitted(values: Floats, blur: float) -> Iterator[float]:
-    """Yield units from the smallest gaps between ``values``: each fitted to farther and farther values."""
+    """Yield units from the smallest gaps between ``values``. Refine each with ever larger distances between values."""
     gaps = np.diff(values)
     lengths = np.concatenate((gaps, values - values[0], values))
     for gap in np.sort(gaps[gaps > 10 * blur])[:_GAPS]:

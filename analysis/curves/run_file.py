@@ -1,6 +1,7 @@
 """Read the curve of a run made elsewhere from what its program left: a log, or the file of a logger.
 
-CSV and JSON lines are read strictly (analysis.curves.curve). The others hold more than steps: rows without a loss are left out.
+CSV and JSON lines are read strictly (analysis.curves.curve). The other files hold more than steps, so rows without a loss are
+left out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LOGS = (".log", ".out", ".err", ".txt")
 _RANK = re.compile(r"^[0-9]+(?=: )|\b(?:rank|default)[ _:=]?[0-9]+\b", re.IGNORECASE)
 """What srun, torchrun and programs write before the lines of a rank."""
 _KNOWN = ("*tfevents*", "*.wandb", "trainer_state.json", "metrics.csv")
-"""Files that are looked for in a folder."""
+"""The names of known files in a folder."""
 
 
 def read_run(path: Path) -> Curve:
@@ -38,10 +39,10 @@ def read_run(path: Path) -> Curve:
 
 
 def file_of(path: Path) -> Path:
-    """Return the file that holds the curve of ``path``: a folder has one known file.
+    """Return ``path`` or, if it is a folder, the one known file in it.
 
     Raises:
-        CurveError: it has none, or several.
+        CurveError: the folder has no known file, or several.
     """
     if not path.is_dir():
         return path
@@ -66,7 +67,7 @@ def _reader_of(file: Path) -> Callable[[Path], Iterator[Row]] | None:
 
 
 def _read_log(path: Path) -> Iterator[Row]:
-    """Yield the steps that lines of a log show, counted where it does not number them."""
+    """Yield the steps that lines of a log show. Count them if the log does not number them."""
     rows: list[Row] = []
     ranks: set[str] = set()
     for number, line in enumerate(read_text(path).replace("\r", "\n").split("\n"), start=1):
@@ -100,7 +101,7 @@ def _read_trainer_state(path: Path) -> Iterator[Row]:
 
 
 def _with_loss(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of training steps. A Trainer's summary has another name for its mean loss."""
+    """Return the rows of training steps, which have a loss. A Trainer's summary names its mean loss otherwise."""
     names = dict.fromkeys(str(name) for _, row in rows for name in row)
     loss = "loss" if "loss" in names else next((name for name in names if column_of(name) == "loss"), "loss")
     return [(at, _known(row)) for at, row in rows if loss in row]

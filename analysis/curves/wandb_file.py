@@ -17,7 +17,7 @@ _READER = (sys.executable, "-m", "wandb", "leet", "inspect", "--json")
 
 
 def read_history(path: Path) -> Iterator[Row]:
-    """Yield what each call of ``wandb.log`` wrote, by W&B's own reader.
+    """Yield what each call of ``wandb.log`` wrote, read with W&B's own reader.
 
     Raises:
         CurveError: the file cannot be read.
@@ -38,6 +38,6 @@ def read_history(path: Path) -> Iterator[Row]:
 
 
 def _own_step(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``row`` without W&B's count of its calls where the program numbers its steps."""
+    """Return ``row`` without W&B's count of calls if the program numbers its steps."""
     numbered = any(name != "_step" and column_of(name) == "step" for name in row)
     return {name: value for name, value in row.items() if name != "_step" or not numbered}

@@ -1,1 +1,1 @@
-"""Evidence of the graphs themselves: replays, capture cost, the first layer that differs."""
+"""Evidence about the graphs themselves: replays, capture cost, the first layer that differs."""

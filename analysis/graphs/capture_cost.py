@@ -17,7 +17,7 @@ class CaptureCost:
 
 
 def capture_cost(attempts: Sequence[Attempt]) -> CaptureCost | None:
-    """Return the cost by the last statistics of each rank; None where no rank gave any."""
+    """Return the cost from the last statistics of each rank, or None if no rank reported any."""
     said = [stats for attempt in attempts for stats in {**attempt.captures, **attempt.proofs}.values()]
     if not said:
         return None

@@ -1,6 +1,6 @@
-"""Check that captured graphs were replayed, on every rank: "captured but never replayed" must not pass.
+"""Check that captured graphs were replayed on every rank: "captured but never replayed" must not pass.
 
-An engine counts its own replays; on CUDA the profiler, which knows nothing of engines, must have seen their launches.
+An engine counts its own replays. On CUDA the profiler, which is independent of engines, must have seen their launches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ NOT_PROBED = "Nsight Systems profiled the run, so that nothing here counted laun
 
 @dataclass(frozen=True)
 class Replay:
-    """The proof of replay of one run. ``stats`` is that of the weakest rank; ``reason`` is empty where proven."""
+    """The proof of replay of one run.
+
+    ``stats`` are those of the first rank without proof, or, if all have it, of the first that captured anything. ``reason`` is
+    empty if replay is proven.
+    """
 
     proven: bool
     reason: str
@@ -33,9 +37,9 @@ class Replay:
     bare_ranks: int = 0
     """Ranks without a layer of the scope, which captured nothing."""
     launches_seen: float | None = None
-    """Graph launches per step that the probe saw on the rank of ``stats``, where proven; None on a CPU."""
+    """Graph launches per step that the probe saw on the rank of ``stats`` if replay is proven, else None. None on a CPU."""
     compiled_only: bool = False
-    """Whether it is a user's program on a CPU: it was compiled, and there is nothing to replay."""
+    """Whether the run is a user's program on a CPU, which is compiled and has nothing to replay."""
 
     @property
     def summary(self) -> str:
@@ -82,7 +86,7 @@ def _capture_step(attempt: Attempt) -> int:
 
 
 def _doubt(stats: GraphStats, spec: RunSpec, steps: int, *, compiled_only: bool) -> str:
-    """Return why ``stats`` do not prove replay in the ``steps`` after the capture, each of at least one replay."""
+    """Return why ``stats`` do not prove at least one replay in each of the ``steps`` after the capture, or an empty text."""
     if stats.impl != spec.cuda_graph.impl:
         return f"the engine captured with {stats.impl}, not with {spec.cuda_graph.impl}"
     if stats.graphs == 0:
@@ -102,7 +106,7 @@ def _doubt(stats: GraphStats, spec: RunSpec, steps: int, *, compiled_only: bool)
 
 
 def _unseen(stats: GraphStats, probe: Probe | None) -> str:
-    """Return why the profiler's probe does not confirm ``stats``."""
+    """Return why the profiler's probe does not confirm ``stats``, or an empty text."""
     if probe is None:
         return "ended without a probe"
     seen, expected = probe.graph_launches, stats.launches_per_step
@@ -118,9 +122,9 @@ def _unseen(stats: GraphStats, probe: Probe | None) -> str:
 
 
 def _bare_ranks(attempt: Attempt, spec: RunSpec) -> Collection[int]:
-    """Return the ranks of pipeline stages that captured nothing, where the layers of the scope may lie in other stages.
+    """Return the ranks of the pipeline stages that have no layer of the scope and captured nothing.
 
-    All ranks of the stage must have captured nothing, and the layout must allow a stage without layers of the scope.
+    All ranks of such a stage must have captured nothing, and the layout must allow a stage without layers of the scope.
     """
     if not _stages_may_be_bare(spec):
         return ()
@@ -143,8 +147,8 @@ def _captured_nothing(stats: GraphStats | None, spec: RunSpec) -> bool:
 def _stages_may_be_bare(spec: RunSpec) -> bool:
     """Return whether a pipeline stage can lack the layers of the scope.
 
-    Every ``moe_layer_freq``-th layer has experts and the others are dense: a long enough stage has both. Attention is in
-    every layer.
+    Every ``moe_layer_freq``-th layer has experts and the others are dense, so a long enough stage has both. Every layer has
+    attention.
     """
     scope, model, layout = set(spec.cuda_graph.scope), spec.model, spec.parallelism
     if not scope or not model.is_moe or not model.has_dense_layers:

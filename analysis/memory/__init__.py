@@ -1,1 +1,1 @@
-"""Memory of a rank: measured peaks, and the forecast from the recipe."""
+"""A rank's memory: measured peaks, and the forecast from the recipe."""

@@ -1,8 +1,8 @@
-"""What a rank's forward pass keeps for its backward pass, in bytes of one layer and one micro-batch.
+"""The activations that a rank's forward pass keeps for its backward pass, in bytes per layer and micro-batch.
 
-Kept are the inputs of matrix products and of norms, and the arguments of attention and of the activation. Counted on torch_native's
-layers by autograd's own hooks (tests/numerics/test_forecast.py). Transformer Engine's modules keep the same, but that a router
-keeps its input as it is, and that the fused activation keeps no intermediate.
+A layer keeps the inputs of matrix products and norms, and the arguments of attention and of the activation function. Autograd's
+own hooks counted them on torch_native's layers (tests/numerics/test_forecast.py). Transformer Engine's modules keep the same,
+with two exceptions: a router keeps its input without a cast, and the fused activation keeps no intermediate.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from launch.contract.spec import RunSpec
 
 FP32 = 4
 SCORES = 3 * FP32
-"""Logits, scores and probabilities of a token and an expert."""
+"""Bytes of logits, scores and probabilities per token and expert."""
 CHOICE_INDICES = 4 * 8
-"""Indices of a token's row, there and back, int64."""
+"""Bytes of the int64 indices of a token's row, there and back."""
 
 
 @dataclass(frozen=True)
 class Rows:
     """Tokens of a micro-batch that a rank's experts compute: ``mean`` with an even load, and at most ``worst``.
 
-    ``fixed``: buffers do not depend on the routing.
+    ``fixed`` says whether buffers do not depend on the routing.
     """
 
     mean: int
@@ -68,7 +68,7 @@ def sharded_tokens(spec: RunSpec) -> int:
 
 
 def layer_bytes(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
-    """Return what a layer keeps of a micro-batch, by its parts, with an even load of experts."""
+    """Return the bytes that a layer keeps per micro-batch, by its parts, with an even load of experts."""
     model, element = spec.model, BYTES[spec.training.precision]
     kept: dict[Part, int] = {"attention": _attention(spec, element)}
     shared = model.moe_shared_expert_ffn_hidden_size
@@ -86,7 +86,7 @@ def layer_bytes(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
 
 
 def recomputed_bytes(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
-    """Return how much less a layer keeps by selective recomputation, by its parts."""
+    """Return the bytes that selective recomputation saves in a layer, by its parts."""
     model, layout, modules = spec.model, spec.parallelism, spec.training.recomputed
     element, tokens = BYTES[spec.training.precision], tokens_of(spec)
     normed = tokens * model.hidden_size * element if "layernorm" in modules else 0
@@ -102,7 +102,7 @@ def recomputed_bytes(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
             "experts": kept["experts"],
         }
     elif has_experts:
-        # torch_native's router keeps a copy in fp32 of its own.
+        # torch_native's router keeps its own fp32 copy.
         less["router"] = normed // layout.tp if spec.engine == "megatron" else 0
         inner = (tensors_of_width(spec, weighted=True) - 2) * model.moe_ffn_hidden_size // layout.etp * element
         less["experts"] = expert_rows(spec).mean * inner if "moe_act" in modules else 0
@@ -110,7 +110,7 @@ def recomputed_bytes(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
 
 
 def row_bytes(spec: RunSpec) -> int:
-    """Return what an expert keeps of a row: its input, and tensors of its width."""
+    """Return the bytes that an expert keeps per row: its input, and tensors of its width."""
     model, element = spec.model, BYTES[spec.training.precision]
     inner = model.moe_ffn_hidden_size * tensors_of_width(spec, weighted=True) // spec.parallelism.etp
     member = (
@@ -124,8 +124,9 @@ def row_bytes(spec: RunSpec) -> int:
 def tensors_of_width(spec: RunSpec, weighted: bool) -> int:
     """Return how many tensors of its own width a gated feed-forward keeps, ``weighted`` by the router or not.
 
-    Two hold gate and up, one is the input of the last product. Fused or compiled, there is nothing else. Otherwise an activation
-    keeps intermediates: SiLU its result; the clamped one gate, up and two factors, of which Megatron-Core's compiler saves one.
+    Two hold gate and up, and one is the input of the last product. A fused or compiled layer keeps nothing else. Otherwise the
+    activation function keeps intermediates. SiLU keeps its result. The clamped function keeps gate, up and two factors;
+    Megatron-Core's compiler saves one of them.
     """
     clamped = spec.model.activation == "clamped_quick_gelu_glu"
     native = spec.engine == "torch_native"
@@ -135,7 +136,11 @@ def tensors_of_width(spec: RunSpec, weighted: bool) -> int:
 
 
 def _attention(spec: RunSpec, element: int) -> int:
-    """Inputs of both norms, of the first product, queries, keys and values before and after rotation, and the result."""
+    """Return the bytes of attention.
+
+    It keeps the inputs of both norms and of the first product, queries, keys and values before and after rotation, and the
+    result.
+    """
     model, layout = spec.model, spec.parallelism
     queries = model.num_attention_heads * model.kv_channels // layout.tp
     keys = model.num_query_groups * model.kv_channels // layout.tp
@@ -145,10 +150,10 @@ def _attention(spec: RunSpec, element: int) -> int:
 
 
 def logits_bytes(spec: RunSpec) -> int:
-    """Return the most that logits and loss take of a micro-batch on the last stage.
+    """Return the most bytes that logits and loss of a micro-batch take on the last stage.
 
-    Logits in training precision, in fp32, and their softmax in fp32. Compiled, logits and their gradient alone; with several
-    tensor-parallel ranks torch_native shifts and exponentiates apart.
+    These are logits in training precision and in fp32, and their softmax in fp32. A compiled loss takes only logits and their
+    gradient. With several tensor-parallel ranks torch_native shifts and exponentiates separately.
     """
     training, layout = spec.training, spec.parallelism
     element = BYTES[training.precision]

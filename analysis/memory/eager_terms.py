@@ -1,4 +1,4 @@
-"""The terms of a rank's eager step, and of what is outside of the allocator."""
+"""The terms of a rank's eager step, and of memory outside the allocator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING: frozenset[Part] = frozenset()
 
 @lru_cache(maxsize=4)
 def step(rank: RankLoad, captured: frozenset[Part] = NOTHING) -> tuple[Term, ...]:
-    """Return what a step computes outside of graphs that hold the parts ``captured``."""
+    """Return the terms of what a step computes outside the graphs of the parts ``captured``."""
     return (*_activations(rank, captured), *_in_passing(rank, captured))
 
 
@@ -32,7 +32,7 @@ def eager_step(rank: RankLoad) -> tuple[Term, ...]:
 
 @lru_cache(maxsize=4)
 def between_steps(rank: RankLoad, streams: int = 1) -> tuple[Term, ...]:
-    """Return what stays from step to step. Each stream that multiplies matrices has workspaces of its own."""
+    """Return the terms of what stays from step to step. Each stream that multiplies matrices has its own workspaces."""
     state, element = rank.state, rank.cell.element
     elements = state.weights // element
     own, layers = state.optimizer / elements, _workspaces_of_layers(rank.cell)
@@ -51,12 +51,12 @@ def held_bytes(rank: RankLoad, streams: int) -> int:
 
 
 def _workspaces_of_layers(cell: CellLoad) -> int:
-    """Transformer Engine has one workspace, and four for grouped products of experts."""
+    """Return the bytes of Transformer Engine's workspaces: one, and four for grouped products of experts."""
     return 0 if cell.is_native else 5 if cell.spec.model.is_moe else 1
 
 
 def _activations(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
-    """Yield what forward passes keep for backward passes, but for ``captured`` parts."""
+    """Yield the terms of what forward passes keep for backward passes, except in ``captured`` parts."""
     for part, kept in rank.kept.items():
         if part not in captured:
             layers = rank.layers_with[part]
@@ -74,7 +74,10 @@ def _activations(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
 
 
 def _recomputation(rank: RankLoad) -> Term:
-    """Only inputs of layers stay, and all of the layer that is computed again."""
+    """Return the (negative) term of full recomputation.
+
+    Only the inputs of layers stay, and everything of the one layer that is being recomputed.
+    """
     one = max(sum(kept.values()) for kept in rank.cell.kept_by_layer.values())
     kept = rank.passes * sum(rank.kept.values()) + rank.expected_imbalance
     stays = min(kept, round(rank.passes * rank.layers * rank.cell.layer_input) + one)
@@ -84,7 +87,10 @@ def _recomputation(rank: RankLoad) -> Term:
 
 
 def _selective_recomputation(rank: RankLoad, captured: frozenset[Part]) -> Term:
-    """Some modules keep their inputs alone, but for the layer that is computed again."""
+    """Return the (negative) term of selective recomputation.
+
+    Some modules keep only their inputs, except in the layer that is being recomputed.
+    """
     less = sum(size for part, size in rank.recomputed.items() if part not in captured)
     one = round(less / rank.layers)
     formula = "{} passes in flight x {:.0f} MiB of {}, less {:.0f} MiB of one layer"
@@ -93,7 +99,7 @@ def _selective_recomputation(rank: RankLoad, captured: frozenset[Part]) -> Term:
 
 
 def _in_passing(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
-    """Yield what is alive for a moment: the larger of the loss and a backward pass, and what ranks exchange."""
+    """Yield the terms of what is alive for a moment: the larger of loss and backward pass, and what ranks exchange."""
     moments = [_backward(rank, part) for part in rank.kept if part in ("mlp", "experts") and part not in captured]
     if rank.is_last:
         moments += [_loss(rank), _output_layer(rank)]
@@ -118,7 +124,7 @@ def _output_layer(rank: RankLoad) -> Term:
 
 
 def _backward(rank: RankLoad, part: Part) -> Term:
-    """The gradient of gate and up, and of rows, while the layer gives its own activations back."""
+    """Return the gradients of gate and up and of rows, less the activations that the layer frees meanwhile."""
     spec, model, layout = rank.spec, rank.spec.model, rank.spec.parallelism
     weights = 0 if spec.training.gradient_accumulation_fusion else rank.cell.layer_weights(part) * 2 // 3
     experts = part == "experts"
@@ -131,7 +137,10 @@ def _backward(rank: RankLoad, part: Part) -> Term:
 
 
 def _exchanged(rank: RankLoad) -> Iterator[Term]:
-    """Yield two tensors that are sent and two that arrive between stages, and rows of experts that leave and arrive."""
+    """Yield the communication buffers, if any.
+
+    Two tensors are sent and two received between stages. Rows of experts are sent and received, too.
+    """
     spec, layout = rank.spec, rank.spec.parallelism
     stages = 4 * rank.cell.layer_input if layout.pp > 1 else 0
     rows = 0
@@ -145,9 +154,9 @@ def _exchanged(rank: RankLoad) -> Iterator[Term]:
 
 
 def _kept_by_allocator(rank: RankLoad, allocated: int) -> Iterator[Term]:
-    """Yield blocks that held the weights before they had a buffer, and unused parts of blocks.
+    """Yield the blocks that held the weights before they had a buffer, and the unused parts of blocks.
 
-    torch_native's steps reuse the former. Megatron-Core's do so unless its graphs have a stream of their own.
+    torch_native's steps reuse the former. Megatron-Core's steps do, too, unless its graphs have their own stream.
     """
     copy, source = rank.state.weights, "launch/engines/megatron/side_stream.py"
     if rank.cell.is_native:
@@ -161,7 +170,10 @@ def _kept_by_allocator(rank: RankLoad, allocated: int) -> Iterator[Term]:
 
 
 def unused_blocks(rank: RankLoad, allocated: int, captured: frozenset[Part] = NOTHING) -> Iterator[Term]:
-    """Yield parts of blocks that hold no tensor: a fixed size of torch_native's few large ones, else a share."""
+    """Yield the parts of blocks that hold no tensor.
+
+    They are a fixed size of torch_native's few large blocks, and otherwise a share of the allocated bytes.
+    """
     if rank.cell.is_native:
         most, step = measured.NATIVE_UNUSED, max(0, allocated - held_bytes(rank, 2))
         values = (mib(most.value), mib(step))
@@ -181,7 +193,7 @@ def unused_blocks(rank: RankLoad, allocated: int, captured: frozenset[Part] = NO
 
 
 def outside(cell: CellLoad) -> tuple[Term, ...]:
-    """Return the context, kernels and communicators of a rank of any stage."""
+    """Return the terms of the context, kernels and communicators of a rank of any stage."""
     layout = cell.spec.parallelism
     several = layout.world_size > 1
     kernels = [measured.EAGER_KERNELS] if several else [measured.NATIVE_KERNELS] if cell.is_native else []

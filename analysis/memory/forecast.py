@@ -1,10 +1,10 @@
 """Forecast the GPU memory of each pipeline rank as a sum of named terms, from the recipe alone.
 
-A term is bytes with a formula and a source. It is ``allocated`` (a tensor that is alive at the peak of its phase), in a graph
-``pool`` beside those, ``cached`` (blocks that the allocator keeps, and gives back before memory runs out) or ``outside`` of the
-allocator. The sum of the first is torch's peak of allocated bytes, the sum of all is the memory of the device. What no formula
-gives is in measured_constants.py.
-docs/memory.md explains an example, and docs/results/forecast/report.md compares with what GPUs held.
+A term has bytes, a formula and a source. It is held in one of four ways: ``allocated`` (tensors that are alive at the peak of
+their phase), in a graph ``pool`` beside those, ``cached`` (blocks that the allocator keeps and frees before memory runs out),
+or ``outside`` the allocator. The sum of ``allocated`` is torch's peak of allocated bytes, and the sum of all is the memory of
+the device. measured_constants.py holds what no formula gives. docs/memory.md explains an example.
+docs/results/forecast/report.md compares forecasts with the memory that GPUs held.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from launch.contract.spec import RunSpec
 class RankForecast:
     """The memory of the ranks of a pipeline stage, by phase.
 
-    ``worst_imbalance``: what more it takes if every token of the group chooses experts of this rank, in bytes.
+    ``worst_imbalance`` is the additional memory if every token of the group chooses experts of this rank, in bytes.
     """
 
     stage: int
@@ -53,23 +53,23 @@ class RankForecast:
 
     @property
     def needed(self) -> int:
-        """The least device memory with which no phase runs out of it: without what the allocator can give back."""
+        """The least device memory with which no phase runs out of memory. It excludes what the allocator can free."""
         phases = self.phases.values()
         return max(sum(term.bytes for term in terms if term.held != "cached") for terms in phases)
 
 
 def fullest_rank(spec: RunSpec) -> RankForecast | None:
-    """Return the forecast of the fullest rank; None for a CPU, and where the model is unknown."""
+    """Return the forecast of the fullest rank, or None for a CPU or an unknown model."""
     return max(_forecast(spec, every=False), key=lambda rank: rank.peak, default=None)
 
 
 def forecast(spec: RunSpec) -> list[RankForecast]:
-    """Return the forecast of a rank of each pipeline stage; none for a CPU, and where the model is unknown."""
+    """Return the forecast of a rank of each pipeline stage, or none for a CPU or an unknown model."""
     return _forecast(spec, every=True)
 
 
 def _forecast(spec: RunSpec, every: bool) -> list[RankForecast]:
-    """Leave out what cannot be the fullest unless ``every`` rank is meant."""
+    """Return the forecasts. Leave out ranks that cannot be the fullest unless ``every`` is set."""
     if spec.engine == "command" or spec.placement.device != "cuda":
         return []
     cell = CellLoad(spec)
@@ -81,12 +81,15 @@ def _forecast(spec: RunSpec, every: bool) -> list[RankForecast]:
 
 
 def _holds_as_much(earlier: RankLoad, rank: RankLoad) -> bool:
-    """Return whether an earlier stage, which has more micro-batches in flight, has as many layers too, and ``rank`` no loss."""
+    """Return whether ``earlier`` holds at least as much as ``rank``.
+
+    An earlier stage has more micro-batches in flight, so it does if it has as many layers and ``rank`` computes no loss.
+    """
     return not rank.is_last and earlier.layers >= rank.layers and earlier.between_steps >= rank.between_steps
 
 
 def _phases(rank: RankLoad, around: tuple[Term, ...]) -> Mapping[Phase, tuple[Term, ...]]:
-    """Return the terms of each phase with a peak of its own. Steps of an eager run are all alike."""
+    """Return the terms of each phase that has its own peak. All steps of an eager run are alike."""
     implementation, eager = rank.spec.cuda_graph.implementation, eager_step(rank)
     phases: dict[Phase, tuple[Term, ...]] = {}
     if not implementation.captures_in_first_step:
@@ -99,7 +102,7 @@ def _phases(rank: RankLoad, around: tuple[Term, ...]) -> Mapping[Phase, tuple[Te
         phases["capture"] = (*step_capture(rank, eager, replay), *around)
         phases["measure"] = (*replay, *around)
     elif implementation.takes_scope:
-        # A capture in the first step comes before the optimizer has its state, and is not the peak.
+        # A capture in the first step precedes the optimizer's state, so it is not the peak.
         if "warmup" in phases:
             phases["capture"] = (*layer_capture(rank, eager), *around)
         phases["measure"] = (*layer_replay(rank), *around)

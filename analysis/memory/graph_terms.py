@@ -20,8 +20,9 @@ def graph_executables() -> Term:
 def layer_capture(rank: RankLoad, eager: Sequence[Term]) -> list[Term]:
     """Return the terms of the capture of layers after ``eager`` steps.
 
-    All forward passes are captured before the first backward pass, so all activations are alive at once. ``torch`` captures each
-    micro-batch apart, and keeps its gradients of weights; they take the place of activations. Others reuse those of two layers.
+    All forward passes are captured before the first backward pass, so all activations are alive at once. ``torch`` captures
+    each micro-batch separately and keeps its weight gradients, which take the place of activations. Other implementations reuse
+    the weight gradients of two layers.
     """
     apart = rank.spec.cuda_graph.impl == "torch"
     passes = 1 if apart else rank.passes
@@ -31,7 +32,7 @@ def layer_capture(rank: RankLoad, eager: Sequence[Term]) -> list[Term]:
     formula = "{} passes x {:.0f} MiB of activations, and {:.0f} MiB of gradients"
     of_passes = (passes, mib(rank.captured_kept), mib(gradients))
     terms = [*between_steps(rank, 2), _static(rank), Term("captured passes", alive, formula, of_passes, CALLABLES)]
-    # Warm-up passes of a layer on another stream reuse nothing of the eager steps.
+    # A layer's warm-up passes run on another stream and reuse no block of the eager steps.
     layer, held = round((rank.captured_kept + weights) / rank.layers), total(terms)
     before = total(eager)
     more = max(before + layer - held, total(unused_blocks(rank, held, rank.cell.captured)))
@@ -41,7 +42,7 @@ def layer_capture(rank: RankLoad, eager: Sequence[Term]) -> list[Term]:
 
 
 def layer_replay(rank: RankLoad) -> list[Term]:
-    """Return the terms of a step with graphs of layers. torch counts no tensor inside of their pools but gradients of weights."""
+    """Return the terms of a step with graphs of layers. Inside their pools, torch counts only weight gradients."""
     captured = rank.cell.captured
     copies = rank.passes if rank.spec.cuda_graph.impl == "torch" else 1 / rank.layers
     values = (copies, mib(rank.captured_weights))
@@ -54,7 +55,7 @@ def layer_replay(rank: RankLoad) -> list[Term]:
 
 
 def _static(rank: RankLoad) -> Term:
-    """Inputs, outputs and gradients of inputs. Transformer Engine and Megatron-Core reuse those of other layers."""
+    """Return the static inputs, outputs and input gradients. Transformer Engine and Megatron-Core share them among layers."""
     tensors = 3 if rank.spec.cuda_graph.impl == "torch" else 1
     calls = max((rank.layers_with.get(part, 0) for part in rank.cell.captured), default=0)
     if {"attention", "mlp"} <= rank.cell.captured or {"attention", "experts"} <= rank.cell.captured:
@@ -67,7 +68,7 @@ def _static(rank: RankLoad) -> Term:
 
 
 def step_capture(rank: RankLoad, eager: Sequence[Term], replay: Sequence[Term]) -> list[Term]:
-    """Return the terms of the capture of a whole step, which computes nothing."""
+    """Return the terms of the capture of a whole step. A capture computes nothing."""
     terms = [*between_steps(rank, 2), *step(rank)]
     before, after = total(eager), total(replay)
     formula, values = "the larger of {:.0f} MiB of eager steps and {:.0f} MiB of replays", (mib(before), mib(after))
@@ -76,12 +77,12 @@ def step_capture(rank: RankLoad, eager: Sequence[Term], replay: Sequence[Term]) 
 
 
 def step_replay(rank: RankLoad) -> list[Term]:
-    """Return the terms of a step in one graph. Its tensors are inside of a pool, where torch counts none."""
+    """Return the terms of a step in one graph. Its tensors are in a pool, where torch counts none."""
     terms = between_steps(rank, 2)
     eager, weights = total(step(rank)), rank.state.weights
     inside = _inside(eager, "{:.0f} MiB of an eager step", (mib(eager),))
     if not rank.cell.is_native and not rank.spec.training.gradient_accumulation_fusion:
-        # Gradients of weights are used on a second stream, and a capture reuses no such block.
+        # Weight gradients are used on a second stream, and a capture does not reuse such blocks.
         before = rank.spec.num_microbatches - 1
         formula = "{} micro-batches x {:.0f} MiB of gradients, and the larger of these and {:.0f} MiB of an eager step"
         inside = _inside(max(eager, weights) + before * weights, formula, (before, mib(weights), mib(eager)))

@@ -1,7 +1,8 @@
-"""What no formula gives of a GPU's memory: twelve numbers, each measured once. None belongs to a cell or a model.
+"""The parts of a GPU's memory that no formula gives: twelve numbers, each measured once. None belongs to a cell or a model.
 
-Measured on H200s with driver 580, PyTorch 2.11, Transformer Engine 2.11, NCCL 2.28 and Megatron-Core 0.16.1, in eager and graphed
-cells of the committed reports (docs/results) that are not held out (benchmarks/memory.py). Another release may need others.
+They were measured on H200s with driver 580, PyTorch 2.11, Transformer Engine 2.11, NCCL 2.28 and Megatron-Core 0.16.1. The
+source is eager and graphed cells of the committed reports (docs/results) that are not held out (benchmarks/memory.py). Other
+releases may need other numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What fills a GPU in training: state, activations, graph pool, and what lies outside the allocator."""
+"""What fills a GPU in training: state, activations, graph pool, and memory outside the allocator."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from launch.contract.spec import RunSpec
 class MemoryParts:
     """The parts of a rank's peak in phase "measure", in bytes.
 
-    ``state`` is computed from the recipe: weights, gradients and optimizer state; 0 for a user's program, whose model is unknown.
-    ``graph_pool`` holds what graphs write. ``activations`` are the rest of the allocator's reservation, workspaces and unused
-    blocks included. ``outside`` are graph executables, communicators and the CUDA context.
+    ``state`` (weights, gradients and optimizer state) is computed from the recipe. It is 0 for a user's program, whose model is
+    unknown. ``graph_pool`` holds what graphs write. ``activations`` are the rest of the allocator's reservation, including
+    workspaces and unused blocks. ``outside`` are graph executables, communicators and the CUDA context.
     """
 
     state: int
@@ -31,7 +31,7 @@ class MemoryParts:
 
 
 def memory_parts(attempts: Sequence[Attempt], spec: RunSpec) -> MemoryParts | None:
-    """Return the parts of the fullest rank of all ``attempts``, or None where no GPU was recorded in that phase."""
+    """Return the parts of the fullest rank of all ``attempts``, or None if no GPU was recorded in that phase."""
     states = [0] if spec.engine == "command" else bytes_of_stages(spec)
     found = [
         _parts(sample.memory, states[sample.rank // spec.parallelism.stage_size % len(states)])

@@ -41,8 +41,8 @@ class PhasePeak:
 class CellMemory:
     """A cell's memory.
 
-    ``added`` is graphed minus eager at the end of measure, the maximum over ranks and pairs. ``headroom`` is None on a CPU, if a
-    run did not end well, or if the GPU's memory is not recorded.
+    ``added`` is graphed minus eager at the end of measure, the maximum over ranks and pairs. ``headroom`` is None on a CPU, if
+    a run did not end well, or if the GPU's memory is not recorded.
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ class CellMemory:
     device_total: int | None = None
     """The memory of the smallest GPU."""
     parts: MemoryParts | None = None
-    """What fills the GPU in training; None on a CPU, or before phase "measure"."""
+    """What fills the GPU in training. None on a CPU, or before phase "measure"."""
     whole: bool = False
     """Whether all runs ended with complete results."""
 

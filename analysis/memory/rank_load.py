@@ -1,4 +1,4 @@
-"""What a rank computes and holds: its layers, its micro-batches in flight, and the activations and weights of each part of a layer."""
+"""What a rank computes and holds: layers, micro-batches in flight, and activations and weights of each part of a layer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from launch.contract.spec import Parallelism, RunSpec
 
 
 def passes_in_flight(layout: Parallelism, stage: int, microbatches: int) -> int:
-    """Return how many passes through a chunk are between their forward and their backward at once.
+    """Return how many passes are in flight at once, over all chunks of the stage: forward done, backward not.
 
-    As the schedules of torch_native (parallel/pipeline_schedule.py) and Megatron-Core: Narayanan et al. 2021, arXiv:2104.04473.
+    The schedules of torch_native (parallel/pipeline_schedule.py) and Megatron-Core are those of Narayanan et al. 2021,
+    arXiv:2104.04473.
     """
     if layout.schedule == "interleaved":
         return min((layout.pp - stage - 1) * 2 + (layout.vpp - 1) * layout.pp + 1, microbatches * layout.vpp)
@@ -49,14 +50,14 @@ class CellLoad:
 
     @cached_property
     def kept_by_layer(self) -> Mapping[bool, Mapping[Part, int]]:
-        """Activations of a layer and a micro-batch, by whether it has experts."""
+        """Bytes of activations per layer and micro-batch, by whether the layer has experts."""
         model = self.spec.model
         kinds = (*((True,) if model.is_moe else ()), *((False,) if model.has_dense_layers else ()))
         return {kind: layer_bytes(self.spec, kind) for kind in kinds}
 
     @cached_property
     def recomputed_by_layer(self) -> Mapping[bool, Mapping[Part, int]]:
-        """How much less a layer keeps by selective recomputation."""
+        """Bytes that selective recomputation saves in a layer, by whether it has experts."""
         if not self.spec.training.recomputed:
             return {}
         return {kind: recomputed_bytes(self.spec, kind) for kind in self.kept_by_layer}
@@ -121,7 +122,7 @@ class RankLoad:
 
     @cached_property
     def recomputed(self) -> Mapping[Part, int]:
-        """How much less a pass keeps by selective recomputation, by part."""
+        """Bytes that selective recomputation saves in a pass, by part."""
         return self._of_pass(self.cell.recomputed_by_layer)
 
     def _of_pass(self, by_layer: Mapping[bool, Mapping[Part, int]]) -> Mapping[Part, int]:
@@ -134,7 +135,7 @@ class RankLoad:
 
     @cached_property
     def captured_kept(self) -> int:
-        """Activations of a pass in graphs."""
+        """Bytes of a pass's activations that graphs hold."""
         return sum(self.kept[part] - self.recomputed.get(part, 0) for part in self.kept if part in self.cell.captured)
 
     @cached_property
@@ -145,13 +146,13 @@ class RankLoad:
 
     @cached_property
     def expected_imbalance(self) -> int:
-        """Bytes of all passes beyond those of an even load of experts."""
+        """Bytes that all passes are expected to keep beyond those of an even load of experts."""
         kept = self.passes * self.kept.get("experts", 0)
         return min(round(kept * (measured.IMBALANCE.value - 1)), self._most_imbalance)
 
     @cached_property
     def worst_imbalance(self) -> int:
-        """What more it takes than expected if every token of the group chooses experts of this rank, in bytes."""
+        """The additional memory over the expected if every token of the group chooses experts of this rank, in bytes."""
         return self._most_imbalance - self.expected_imbalance
 
     @cached_property
@@ -171,7 +172,7 @@ class RankLoad:
 
 @lru_cache(maxsize=256)
 def _layers_by_kind(layers: int, pp: int, vpp: int, stage: int, every: int) -> Mapping[bool, int]:
-    """Return the number of a stage's layers by whether they have experts: ``every`` which layer does, 0 for none."""
+    """Return the number of a stage's layers, by whether they have experts. Every ``every``-th layer has; 0 means none."""
     numbers = [number for part in layers_of(layers, pp, vpp)[stage::pp] for number in part]
     experts = sum(every > 0 and number % every == 0 for number in numbers)
     return {True: experts, False: len(numbers) - experts}

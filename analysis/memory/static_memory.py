@@ -27,7 +27,7 @@ Part = Literal["attention", "mlp", "router", "experts"]
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers of elements on a rank. Expert parameters are separate, because other ranks hold their replicas."""
+    """The numbers of parameters on a rank. Expert parameters are separate, because other ranks hold their replicas."""
 
     dense: int = 0
     experts: int = 0
@@ -37,7 +37,7 @@ class Parameters:
 
 
 def state_bytes(spec: RunSpec) -> int:
-    """Return the bytes of the rank with the largest part of the model; 0 where the model is unknown."""
+    """Return the bytes of the rank with the largest part of the model, or 0 if the model is unknown."""
     if spec.engine == "command":
         return 0
     return max(bytes_of_stages(spec))
@@ -106,7 +106,10 @@ def layer_parameters(model: Model, layout: Parallelism, has_experts: bool) -> di
 
 
 def _attention(model: Model, tp: int) -> int:
-    """Return the elements of attention. Every tensor-parallel rank holds all of the query and key norms and the output bias."""
+    """Return the number of attention's parameters.
+
+    Every tensor-parallel rank holds the whole query and key norms and the whole output bias.
+    """
     queries = model.num_attention_heads * model.kv_channels
     columns = queries + 2 * model.num_query_groups * model.kv_channels
     split = model.hidden_size * (columns + queries)
@@ -117,6 +120,6 @@ def _attention(model: Model, tp: int) -> int:
 
 
 def _gated(model: Model, width: int, ranks: int) -> int:
-    """Return the elements of a gated feed-forward. Every rank holds all of the last bias."""
+    """Return the number of a gated feed-forward's parameters. Every rank holds the whole last bias."""
     split = GATED_MATRICES * model.hidden_size * width + (2 * width if model.add_bias_linear else 0)
     return split // ranks + (model.hidden_size if model.add_bias_linear else 0)

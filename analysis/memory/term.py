@@ -8,11 +8,11 @@ from typing import Any, Literal, NamedTuple
 from analysis.memory.measured_constants import Constant
 
 Held = Literal["allocated", "pool", "cached", "outside"]
-"""Tensors that are alive at the peak, what graphs keep beside them, what the allocator keeps until memory runs out, and the rest."""
+"""How memory is held: live tensors at the peak; what graphs keep beside them; what the allocator caches; all outside it."""
 
 
 class Term(NamedTuple):
-    """Bytes of a rank, and where the formula comes from: a file of the program, or a committed report."""
+    """Bytes of a rank. ``source`` is where the formula comes from: a file of the program, or a committed report."""
 
     name: str
     bytes: int
@@ -38,7 +38,7 @@ def mib(value: float) -> float:
 def times_constant(
     constant: Constant, count: int = 1, held: Held = "outside", more: str = "", values: tuple[Any, ...] = ()
 ) -> Term:
-    """Return ``count`` times a measured constant; ``more`` of the formula has ``values``."""
+    """Return ``count`` times a measured constant. ``more`` extends the formula by ``values``."""
     formula = "{} x {:.0f} MiB" + more
     values = (count, mib(constant.value), *values)
     return Term(constant.name, round(constant.value) * count, formula, values, constant.measured, held)

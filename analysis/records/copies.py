@@ -1,4 +1,4 @@
-"""Find attempts that are copies of each other: one of them is no run of its own, so neither may be compared."""
+"""Find attempts that are copies of each other. One of them is not a run of its own, so neither may be compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from analysis.records.run import Attempt, Run
 
 
 def name_copies(cells: Mapping[str, tuple[Run, ...]]) -> dict[str, tuple[Run, ...]]:
-    """Return the runs of ``cells`` with a problem in each attempt that equals another in its steps and their times."""
+    """Return the runs of ``cells``. Add a problem to each attempt whose steps and step times equal another's."""
     found: dict[tuple[object, ...], list[str]] = {}
     for run in (run for runs in cells.values() for run in runs):
         for attempt in _whole_attempts(run):

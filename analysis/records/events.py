@@ -66,7 +66,7 @@ def _read_rank(paths: AttemptPaths, rank: int, problems: list[str]) -> list[dict
 def _read_by_rank(
     events: Events, name: str, read: Callable[[Mapping[str, Any]], Found | None], problems: list[str]
 ) -> dict[int, list[Found]]:
-    """Return what ``read`` finds in the events of each rank; it returns None for events of other kinds."""
+    """Return what ``read`` finds in the events of each rank. ``read`` returns None for events of other kinds."""
     found: dict[int, list[Found]] = {}
     for rank, lines in events.items():
         try:
@@ -112,7 +112,7 @@ def measured_clocks(events: Events, problems: list[str]) -> dict[int, Clocks]:
 
 
 def measured_seconds(events: Events, problems: list[str]) -> float:
-    """Return how long rank 0 spent in phase "measure"; 0 if it did not end it."""
+    """Return how long rank 0 spent in phase "measure", or 0 if it did not finish the phase."""
 
     def read(event: Mapping[str, Any]) -> float | None:
         return amount(event["seconds"], "seconds") if _is_measured(event) else None
@@ -121,7 +121,7 @@ def measured_seconds(events: Events, problems: list[str]) -> float:
 
 
 def phase_seconds(events: Events) -> dict[Phase, float]:
-    """Return how long rank 0 spent in each phase, as far as it can be read: it is for a statement of costs alone."""
+    """Return how long rank 0 spent in each phase. Leave out what cannot be read: only a statement of costs uses it."""
 
     def read(event: Mapping[str, Any]) -> tuple[Phase, float] | None:
         return (_phase(event["phase"]), amount(event["seconds"], "seconds")) if is_of(event, "phase") else None
@@ -130,7 +130,7 @@ def phase_seconds(events: Events) -> dict[Phase, float]:
 
 
 def last_steps(events: Events) -> dict[int, LastStep]:
-    """Return each rank's last traced step, as far as it can be read: it is for a picture alone."""
+    """Return each rank's last traced step. Leave out what cannot be read: only a picture uses it."""
 
     def read(event: Mapping[str, Any]) -> LastStep | None:
         return from_json(LastStep, event["last_step"]) if event.get("last_step") else None
@@ -159,7 +159,7 @@ def notes_of(events: Events) -> tuple[str, ...]:
 
 
 def parameter_updates(events: Events) -> dict[int, bool]:
-    """Return for each rank that recorded two digests of its parameters whether they differ."""
+    """Return whether a rank's parameter digests differ, for each rank that recorded two."""
     digests = {rank: [e.get("digest") for e in lines if is_of(e, "parameters")] for rank, lines in events.items()}
     return {rank: found[0] != found[-1] for rank, found in digests.items() if len(found) > 1}
 
@@ -167,7 +167,7 @@ def parameter_updates(events: Events) -> dict[int, bool]:
 def last_of_kind(
     events: Events, kind: str, read: Callable[[Mapping[str, Any]], Found | None], problems: list[str]
 ) -> dict[int, Found]:
-    """Return each rank's last event of ``kind``, read by ``read``, which returns None for an event to leave out."""
+    """Return each rank's last event of ``kind``, read by ``read``. Leave out events for which ``read`` returns None."""
     return _last_by_rank(all_of_kind(events, kind, read, problems))
 
 

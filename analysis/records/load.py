@@ -46,7 +46,7 @@ from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import RunSpec, read_spec
 
 LONGEST_CAPTURE = 1e9
-"""Seconds: more than thirty years, longer than any capture."""
+"""In seconds. A longer capture is a damaged record: this is more than thirty years."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def load(sweep: SweepPaths) -> Records:
 
     Raises:
         FileNotFoundError: the folder holds no plan.
-        RecordError: its plan is not JSON.
+        RecordError: its plan is damaged or of another version.
     """
     return load_planned(sweep, read_made(sweep))
 
@@ -72,17 +72,17 @@ def read_made(sweep: SweepPaths) -> Plan:
 
     Raises:
         FileNotFoundError: the folder holds no plan.
-        RecordError: the plan is not JSON.
+        RecordError: the plan is damaged or of another version.
     """
     plan = read_plan(sweep)
     bundles = plan.bundles if plan.looks else ()
     dropped = {run_id for one in bundles for run_id in runs_not_needed(sweep.bundle(one.bundle_id))}
-    # What has run counts, whatever was settled without it.
+    # A run that has begun counts, even if verdicts did not need it.
     return without_runs(plan, {run_id for run_id in dropped if not sweep.run(run_id).attempt_numbers()})
 
 
 def without_runs(plan: Plan, run_ids: Set[str]) -> Plan:
-    """Return ``plan`` whose cells lack ``run_ids``."""
+    """Return ``plan`` without ``run_ids`` in its cells."""
     kept = ((cell, tuple(run_id for run_id in cell.run_ids if run_id not in run_ids)) for cell in plan.cells)
     return replace(plan, cells=tuple(replace(cell, run_ids=ids) for cell, ids in kept)) if run_ids else plan
 
@@ -94,7 +94,7 @@ def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
 
 
 def _load_cell(sweep: SweepPaths, cell: Cell, plan: Plan) -> tuple[Run, ...]:
-    """Load the runs of ``cell``, without one that begins only if a verdict needs it and has not begun."""
+    """Load the runs of ``cell``, except those that begin only if a verdict needs them and have not begun."""
     spec = cell.run_spec
     runs = (load_run(sweep.run(run_id), run_id, repeat, spec) for repeat, run_id in enumerate(cell.run_ids))
     wanted = (run for run in runs if run.begun or run.run_id not in plan.runs_if_needed)
@@ -125,7 +125,7 @@ def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
 
 
 def _read_outcomes(run_id: str, attempts: Iterable[AttemptPaths]) -> tuple[dict[int, Outcome], dict[int, str]]:
-    """Return the outcomes of ``attempts``, and why the others cannot be read; both by number."""
+    """Return the outcomes of ``attempts``, and why the others cannot be read, both by attempt number."""
     ended: dict[int, Outcome] = {}
     unreadable: dict[int, str] = {}
     for attempt in attempts:
@@ -151,7 +151,7 @@ def _load_partial(paths: AttemptPaths, outcome: Outcome | None, spec: RunSpec) -
     # An attempt may end before it describes its environment.
     if paths.environment.exists():
         environment = _read_environment(paths, problems)
-    # Damaged events do not make its curve less of a contradiction, so they are no problem of the attempt.
+    # The curve can contradict a verdict even if events are damaged, so damaged events are not a problem of the attempt.
     events = read_events(paths, spec.parallelism.world_size, []) if spec.checked_steps else {}
     checks = all_of_kind(events, "step_check", _step_check, [])
     return PartialAttempt(paths.number, outcome, digests_of(environment), tuple(problems), steps, checks)
@@ -187,7 +187,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         clocks=measured_clocks(events, problems),
         measured_seconds=measured_seconds(events, problems),
         phase_seconds=phase_seconds(events),
-        # Last, since all of the above add to them.
+        # Last, because the calls above append to it.
         problems=tuple(problems),
     )
 
@@ -216,7 +216,7 @@ def _shared(environment: str) -> Mapping[str, Any]:
 
 
 def _check_spec(run: RunPaths, run_id: str, planned: RunSpec, problems: list[str]) -> None:
-    """Add a problem where the run's own spec, or the one that the plan has for its cell, is that of another run."""
+    """Add a problem if the run's own spec, or the plan's spec of its cell, belongs to another run."""
     try:
         found = read_spec(run.spec).run_id
     except DAMAGE as error:

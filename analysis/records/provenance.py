@@ -13,7 +13,7 @@ MACHINE = ("hardware.gpus", "hardware.cpu", "hardware.driver", "versions.", "dig
 def differences(eager: Mapping[str, Any], graphed: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the differences of two environments as "key: value (eager), value (graphed)"."""
     if eager is graphed:
-        # As nearly always: runs of one host share the object.
+        # This is nearly always so: runs of one host share the object.
         return ()
     before, after = flat(eager), flat(graphed)
     keys = sorted(before.keys() | after.keys())
@@ -52,6 +52,6 @@ def provenance(environments: Sequence[Mapping[str, Any]]) -> dict[str, tuple[tup
 
 
 def differing_fields(environments: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Where machine or software of ``environments`` differ, each as "key: value or value"."""
+    """Return the keys in which machine or software of ``environments`` differ, each as "key: value or value"."""
     differing = (item for item in provenance(environments).items() if len(item[1]) > 1 and item[0].startswith(MACHINE))
     return tuple(f"{key}: {' or '.join(value for value, _ in found)}" for key, found in differing)

@@ -1,4 +1,4 @@
-"""What a run left behind: its attempts, the one to go by, and what each of them wrote while it ran."""
+"""The records of a run: its attempts, which of them counts, and what each wrote while it ran."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Digests = tuple[tuple[str, str], ...]
 """What must agree before two runs may be compared, as (name, digest): code, libraries, data and a checkpoint."""
 
 TIMED_STEPS = 10
-"""Steps whose times never all repeat to the bit: a GPU's clock has half a microsecond."""
+"""The number of steps whose times two runs never repeat to the bit: a GPU's timer has half a microsecond."""
 
 
 @dataclass(frozen=True)
 class EndedAttempt:
-    """How one attempt of a run ended. ``notes`` are what ranks remarked."""
+    """How one attempt of a run ended. ``notes`` are the notes that its ranks recorded."""
 
     number: int
     outcome: Outcome
@@ -41,7 +41,7 @@ class EndedAttempt:
 
     @property
     def made_elsewhere(self) -> bool:
-        """Whether its log is all that is known of it (``wrap --from-logs``)."""
+        """Whether only the attempt's log is known (``wrap --from-logs``)."""
         return self.environment.get("made") == "elsewhere"
 
     @cached_property
@@ -65,7 +65,7 @@ class Attempt(EndedAttempt):
     inspections: Mapping[int, Inspection]
     step_checks: Mapping[int, Sequence[StepCheck]]
     clocks: Mapping[int, Clocks]
-    """Over the measured steps."""
+    """Clocks over the measured steps."""
     measured_seconds: float
     """How long rank 0 spent on the measured steps by its host's clock, or 0 if it did not record it."""
     phase_seconds: Mapping[Phase, float]
@@ -76,23 +76,23 @@ class Attempt(EndedAttempt):
 
     @property
     def fingerprint(self) -> tuple[object, ...]:
-        """Return what no two attempts share: the bytes of their steps, and of few steps also their start and process."""
+        """Return what no two attempts share: the bytes of their steps and, if those are few, also start and process."""
         arrays = (self.steps.loss, self.steps.grad_norm, self.steps.step_time_ms)
         timed = len(self.steps) >= TIMED_STEPS and not self.made_elsewhere
         few = () if timed else (self.outcome.started, self.pid)
         return (*few, *(array.tobytes() for array in arrays))
 
     def without_records(self) -> Attempt:
-        """Return how the attempt ended, alone: a sweep's steps are more than fits in memory.
+        """Return only how the attempt ended, because the steps of a large sweep do not fit in memory.
 
-        Reading a record of the result is a mistake, and an AttributeError.
+        To read any other record of the result is a mistake and raises AttributeError.
         """
         ended = EndedAttempt(**{field.name: getattr(self, field.name) for field in fields(EndedAttempt)})
         return cast(Attempt, ended)
 
 
 def digests_of(environment: Mapping[str, Any]) -> Digests:
-    """:attr:`EndedAttempt.digests`, of the content of its environment.json."""
+    """Return :attr:`EndedAttempt.digests` from the content of environment.json."""
     digests = environment.get("digests")
     content = {**(digests if isinstance(digests, dict) else {}), "data": environment.get("data_digest")}
     return tuple(sorted((name, str(value)) for name, value in content.items() if value))
@@ -102,8 +102,8 @@ def digests_of(environment: Mapping[str, Any]) -> Digests:
 class PartialAttempt:
     """An attempt beside the one that counts, without intact results.
 
-    ``outcome`` is None if it has none. ``digests`` is empty if they are unknown: it may have run any code. ``curve`` is None
-    once it has been judged.
+    ``outcome`` is None if it has none. ``digests`` is empty if they are unknown: the attempt may have run any code. ``curve``
+    is None once it has been judged.
     """
 
     number: int
@@ -130,7 +130,7 @@ class Run:
     run_id: str
     repeat: int
     begun: int
-    """Attempts that began, with or without an outcome."""
+    """The number of attempts that began, with or without an outcome."""
     attempt: Attempt | None
     earlier: tuple[Attempt, ...] = ()
     """Earlier attempts with intact results. Each may be the partner of a run in its own allocation."""
@@ -143,9 +143,9 @@ class Run:
 
     @property
     def failed(self) -> Mapping[int, Outcome]:
-        """Return the outcomes of attempts before the one that counts that failed by themselves, by attempt number.
+        """Return the outcomes of failed attempts before the one that counts, by attempt number.
 
-        Attempts with other code, libraries or data are left out.
+        Leave out attempts that the infrastructure ended, and those with other code, libraries or data.
         """
         return {
             one.number: one.outcome

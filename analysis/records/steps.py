@@ -1,4 +1,4 @@
-"""Read the steps of a run, metrics.jsonl, as arrays."""
+"""Read the steps of a run (metrics.jsonl) as arrays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Steps:
 
 
 def read_steps(paths: AttemptPaths) -> Steps:
-    """Read the complete lines of metrics.jsonl; no steps if the file does not exist.
+    """Read the complete lines of metrics.jsonl. Return no steps if the file does not exist.
 
     Raises:
         RecordError: a line before the last is not JSON.
@@ -60,7 +60,7 @@ def read_steps(paths: AttemptPaths) -> Steps:
         lines = parse_json(b"[" + whole.replace(b"\n", b",") + b"]")
     except ValueError:
         lines = list(read_json_lines(paths.metrics))
-    # By columns: a report of two thousand runs reads ten million values.
+    # Convert by columns for speed: a report of two thousand runs reads ten million values.
     columns = {name: [line[name] for line in lines] for name in Steps.__dataclass_fields__}
     return Steps(
         step=_integers(columns["step"]),
@@ -86,7 +86,7 @@ def _floats(values: Sequence[Any]) -> Floats:
 
 def _norms(values: Sequence[Any]) -> Floats:
     norms = _floats(values)
-    # Programs write -1 where they computed no norm, the same on both sides.
+    # Programs write -1 if they computed no norm, which would be equal on both sides.
     for place in np.flatnonzero(norms < 0):
         raise ValueError(f"grad_norm is {values[int(place)]!r}, but no norm is negative")
     return norms
