@@ -564,6 +564,7 @@ LAYOUTS: dict[str, tuple[Model, Parallelism, tuple[CudaGraph, ...]]] = {
         MOE, Parallelism(tp=2, etp=2, sequence_parallel=True), (CudaGraph("transformer_engine", ROUTED),)
     ),
     "two, pp2": (DENSE, Parallelism(pp=2), OF_LAYERS[:2]),
+    "two, pp2, no waits": (DENSE, Parallelism(pp=2, batch_p2p_sync=False), OF_LAYERS),
     "two, pp2, interleaved": (
         replace(DENSE, num_layers=4), Parallelism(pp=2, vpp=2, schedule="interleaved"), OF_LAYERS
     ),
