@@ -346,6 +346,18 @@ def test_what_is_no_number_is_read_as_none(tmp_path: Path, name: str, value: obj
     assert verdict is not None and verdict.verdict == "INCOMPARABLE" and f"{value!r} is not a number" in verdict.reason
 
 
+def test_a_norm_that_nobody_computed_is_incomparable(tmp_path: Path) -> None:
+    """Programs write -1 then: equal on both sides, whatever graphs compute."""
+
+    def edit(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["grad_norm"] = -1.0
+
+    verdict = graphed_result(write_sweep(tmp_path, edit=edit)).verdict
+    assert verdict is not None and verdict.verdict == "INCOMPARABLE"
+    assert "grad_norm is -1.0, but no norm is negative" in verdict.reason
+
+
 def test_a_spec_of_another_run_is_incomparable(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path)
     first, second = graphed_result(sweep).runs
