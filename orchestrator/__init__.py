@@ -7,4 +7,4 @@ __version__ = "0.2.0"
 
 _COMMAND = "cuda-graph-orchestrator"
 PROGRAM = _COMMAND if Path(sys.argv[0]).name == _COMMAND else "python -m orchestrator"
-"""How this program was started, for the commands that messages name."""
+"""How the user started this program. Messages name commands in this form."""

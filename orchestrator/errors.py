@@ -20,7 +20,7 @@ class Problem:
     """One thing that is wrong with the user's input."""
 
     place: str
-    """File and line, option, or field; may be empty."""
+    """The file and line, the option, or the field. It may be empty."""
     message: str
     fix: str = ""
 

@@ -1,1 +1,1 @@
-"""`advise`: can graphs help a recipe, what breaks a capture, what to sweep."""
+"""`advise`: find whether graphs can help a recipe, what breaks a capture, and what to sweep."""

@@ -1,7 +1,7 @@
 """Decide from an eager run whether graphs can help, what would break a capture, and what to sweep. Pure.
 
-The bounds are those of CUDA Graphs for PyTorch, workflow 1: above 95% device utilisation there is little to gain, below 80%
-with many short kernels there is much.
+The bounds are those of CUDA Graphs for PyTorch, workflow 1: above 95% device utilisation there is little to gain. Below 80%,
+with many short kernels, there is much to gain.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from launch.contract.spec import CudaGraph
 
 Worth = Literal["much", "some", "little", "unknown"]
 IDLE_ENOUGH = 0.2
-"""From this idle share of a step on, graphs are worth much. Below NEAR they are worth little."""
+"""The idle share of a step from which graphs are worth much. Below NEAR they are worth little."""
 SHORT_US = 50.0
-"""Shorter kernels have probably waited for their launch."""
+"""In microseconds. Shorter kernels have probably waited for their launch."""
 _PART_SIZES: Mapping[str, int] = {"attention": 4, "mlp": 2}
-"""Rough sizes of a layer's parts, to order scopes; other parts count 1."""
+"""Rough sizes of a layer's parts, by which scopes are ordered. Other parts count 1."""
 
 
 Candidates = Mapping[CudaGraph, tuple[Reason, ...]]
@@ -38,10 +38,10 @@ class Advice:
     """The advice on one workload.
 
     Args:
-        unmeasured: why there is no ``step``; empty if there is one, and on a CPU.
-        findings: those of all ranks, each line once; None if a rank was not inspected.
+        unmeasured: why there is no ``step``. Empty if there is one, and on a CPU.
+        findings: those of all ranks, each line once. None if a rank was not inspected.
         rejected: the labels of the graph configurations that each reason rejects.
-        unplaced_waits: how often per step the host waits for the device without a line that PyTorch reports.
+        unplaced_waits: how often per step the host waits for the device at a line that PyTorch does not report.
     """
 
     cell: Cell
@@ -85,7 +85,7 @@ class Advice:
 
     @property
     def capture_blockers(self) -> tuple[Finding, ...]:
-        """Lines at which a capture fails, or whose result it freezes. Every capture registers the default generator."""
+        """The lines at which a capture fails or that give a frozen result. Every capture registers the default generator."""
         return tuple(found for found in self.findings or () if found.kind != "default generator")
 
     @property
@@ -98,7 +98,7 @@ class Advice:
 
 
 def advise(records: Records, candidates: Mapping[str, Candidates]) -> tuple[Advice, ...]:
-    """Advise on each eager cell of ``records``, in the plan's order. ``candidates`` has the cell ids as keys."""
+    """Advise on each eager cell of ``records``, in the plan's order. The keys of ``candidates`` are cell ids."""
     return tuple(
         _advise_cell(cell, records.runs.get(cell.cell_id, ()), candidates[cell.cell_id])
         for cell in records.plan.cells
@@ -128,7 +128,7 @@ def _advise_cell(cell: Cell, runs: Sequence[Run], candidates: Candidates) -> Adv
 
 
 def _explain_unmeasured(cell: Cell, runs: Sequence[Run], attempt: Attempt | None) -> str:
-    """Return why nothing was measured; empty if the run left complete results."""
+    """Return why nothing was measured, or an empty text if the run left complete results."""
     if cell.state != "run":
         return "; ".join(f"{reason.message}{_format_fix(reason.remedy)}" for reason in cell.reasons)
     if damaged := [text for run in runs for text in run.damaged]:
@@ -148,7 +148,7 @@ def _format_fix(fix: str) -> str:
 
 
 def _read_step(cell: Cell, attempt: Attempt | None) -> EagerStep | str:
-    """Return the eager step, or why it is unknown; empty on a CPU, which has no device besides the host."""
+    """Return the eager step, or why it is unknown. The text is empty on a CPU, which has no device besides the host."""
     if attempt is None or cell.spec["placement"]["device"] == "cpu":
         return ""
     return eager_step([attempt], cell.run_spec.parallelism.world_size)
@@ -170,7 +170,7 @@ def _merge_findings(inspections: Mapping[int, Inspection], ranks: int) -> tuple[
 
 
 def _unplaced_waits(inspection: Inspection) -> float:
-    """Return how many waits of the driver PyTorch did not report."""
+    """Return how many of the driver's waits PyTorch did not report."""
     placed = sum(found.count for found in inspection.findings if found.kind == "synchronisation")
     return max(0.0, inspection.waits - placed)
 
@@ -179,7 +179,7 @@ def _unplaced_waits(inspection: Inspection) -> float:
 
 
 def sort_points(candidates: Candidates, cell: Cell, breaks: bool) -> tuple[CudaGraph, ...]:
-    """Return the graph configurations that can work, those that capture most first.
+    """Return the graph configurations that can work. Those that capture most come first.
 
     If something ``breaks`` a capture that the rules accept, whole steps come last.
     """

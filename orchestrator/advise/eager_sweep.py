@@ -1,4 +1,4 @@
-"""The sweep behind `advise`: short, inspected eager runs of a recipe, and the graph configurations to judge."""
+"""The sweep that `advise` runs: short, inspected eager runs of a recipe. Also the graph configurations to judge."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ MEASURED_STEPS = 20
 
 
 def advice_recipe(recipe: Recipe) -> Recipe:
-    """Return ``recipe`` as a sweep of its own, with one repeat and without tracking."""
+    """Return ``recipe`` as a separate sweep, with one repeat and without tracking."""
     untracked = replace(recipe, wandb=Tracking(mode="disabled"), tracking=OtherTrackers())
     return replace(untracked, name=f"{recipe.name}-advice", repeats=1, perturbed=False)
 
 
 def inspected_eager_cells(cells: Sequence[ResolvedCell]) -> tuple[ResolvedCell, ...]:
-    """Return the eager cell of each workload, shortened and inspected. Workloads that differ only in steps are one."""
+    """Return the eager cell of each workload, shortened and inspected. Merge workloads that differ only in steps."""
     short = (
         replace(cell, spec=_shorten(cell.spec), is_added_baseline=False) for cell in cells if not cell.spec.graphed
     )
@@ -75,7 +75,7 @@ def _reasons(spec: RunSpec) -> tuple[Reason, ...]:
 
 
 def write_advice(sweep: SweepPaths) -> int:
-    """Write <sweep>/report/advice.md and advice.json from the records, and print the former. Return the exit code.
+    """Write <sweep>/report/advice.md and advice.json from the records. Print advice.md and return the exit code.
 
     The same records give the same bytes.
     """

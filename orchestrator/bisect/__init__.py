@@ -1,1 +1,1 @@
-"""`bisect`: the smallest captured set, and the first layer, that fail."""
+"""`bisect`: find the smallest captured set that fails, or the first layer that differs."""

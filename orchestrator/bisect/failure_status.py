@@ -16,7 +16,7 @@ from orchestrator.bisect.scope_candidates import Status
 from orchestrator.errors import InputError, input_error
 
 DIVERGED = "DIVERGED"
-"""The failure of a run with other results, whether it ended well (by its verdict) or at the first NaN (NUMERIC)."""
+"""The failure of a run with different results, which ended well (by its verdict) or at the first NaN (NUMERIC)."""
 NO_OUTCOME = "a run has no outcome yet"
 _SEVERITY: Sequence[Status] = ("fails", "fails otherwise", "unclear", "passes")
 
@@ -34,14 +34,14 @@ class FailureStatus:
 
 
 def classify_failure(result: CellResult, sought: str | None = None) -> FailureStatus | None:
-    """Return the worst status of the cell's pairs; None while a graphed run or its eager baseline has no outcome.
+    """Return the worst status of the cell's pairs, or None while a graphed run or its eager baseline has no outcome.
 
-    A graphed run fails if it DIVERGED, or if it ended badly where its eager baseline did not and no setting or missing
-    hardware is the cause. It passes if its verdict passes. If ``sought`` is another failure than DIVERGED, a run that ended
-    well passes with an INCONCLUSIVE verdict too.
+    A graphed run fails if it DIVERGED. It also fails if it ended badly, its eager baseline did not, and the cause is neither a
+    setting nor missing hardware. It passes if its verdict passes. If ``sought`` is a failure other than DIVERGED, a run that
+    ended well passes with an INCONCLUSIVE verdict, too.
 
     Args:
-        sought: the failure (FailureStatus.failure) that counts as "fails"; None if every failure does, DIVERGED first.
+        sought: the failure (FailureStatus.failure) that counts as "fails". None if every failure does, DIVERGED first.
     """
     pairs = [_classify_pair(pair, sought or DIVERGED) for pair in result.pairs]
     known = [_compare_to_sought(status, sought) for status in pairs if status is not None]
@@ -77,7 +77,7 @@ def _classify_pair(pair: PairResult, sought: str) -> FailureStatus | None:
 
 
 def _classify_end(outcome: Outcome, verdict: Verdict) -> FailureStatus:
-    """Classify a graphed run without a whole loss curve, whose eager baseline has one."""
+    """Classify a graphed run without a complete loss curve. Its eager baseline has one."""
     is_numeric = outcome.outcome == "NUMERIC"
     # Another eager run may have the NaN too.
     if is_numeric and verdict.verdict != DIVERGED:
@@ -108,7 +108,7 @@ def judge_cell(sweep: SweepPaths, plan: Plan, cell: Cell) -> CellResult:
 
 
 def cause_unknown(plan: Plan, cell: Cell, status: FailureStatus | None, effect: str, fix: str) -> InputError:
-    """Return the error for a cell whose graphs are not known to have ``effect``."""
+    """Return the error for a cell if it is not known that its graphs have ``effect``."""
     description = status.description if status else NO_OUTCOME
     message = f"graphs are not known to {effect}: {description}"
     return input_error(cell.cell_id, message, fix if status else f"resume {plan.name}, then bisect")

@@ -1,4 +1,4 @@
-"""Find the first layer that differs: run a cell once more, with step checks that compare what each layer gives."""
+"""Find the first layer that differs. Run a cell again with step checks that compare each layer's results."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from orchestrator.targets.slurm_cluster import Target
 STEPS_PAST = 2
 """How many steps may be checked after the last step at which a repeat failed."""
 MOST_CHECKS = 20
-"""A check takes as long as a few steps."""
+"""The most checked steps. A check takes as long as a few steps."""
 MOST_NAMED = 4
-"""How many ranks a sentence names."""
+"""The most ranks that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class LayerSearch(Search):
 
 @dataclass(frozen=True)
 class FirstFault:
-    """The first place at which a layer differs beyond noise, and the ``ranks`` on which it does."""
+    """The first place at which a layer differs by more than noise, and the ``ranks`` on which it does."""
 
     step: int
     result: LayerResult
@@ -48,7 +48,7 @@ class FirstFault:
     difference: TensorDifference
 
     def explain(self, names: Sequence[str]) -> str:
-        """Return what is at fault if everything before agrees. ``names`` are the model's layers."""
+        """Return what is at fault, given that everything before it agrees. ``names`` are the model's layers."""
         if not self.result.is_gradient:
             layer = with_article(self.result.layer)
             return f"Everything before agrees up to rounding: {layer} computes another result from the same input."
@@ -61,7 +61,7 @@ def start_search(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> L
     """Return the search for the first layer of ``cell`` that differs.
 
     Raises:
-        InputError: the cell captures nothing, is not known to have other results, or cannot run with checks of layers.
+        InputError: the cell captures nothing, is not known to have different results, or cannot run with checks of layers.
     """
     result = judge_cell(sweep, plan, cell)
     status = classify_failure(result)
@@ -74,16 +74,19 @@ def start_search(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> L
 
 
 def _with_checks(result: CellResult, spec: RunSpec) -> RunSpec:
-    """Check steps up to a little past the last failure of a repeat; up to the last step if no single step fails."""
+    """Return ``spec`` with checks of steps up to ``STEPS_PAST`` past the last failure of a repeat.
+
+    If no single step fails, check up to the last step. At most ``MOST_CHECKS`` steps are checked.
+    """
     failed = [pair.verdict for pair in result.pairs if pair.verdict.verdict == DIVERGED]
     last = max(v.deviation.step + STEPS_PAST if v.deviation else spec.training.steps for v in failed)
-    # A failure in the capture's own step is sought in the next one.
+    # The capture's own step cannot be checked, so its failure is sought in the next step.
     steps = min(max(last, spec.first_compared) + 1, spec.training.steps)
     return replace(spec, layer_check_steps=steps, step_checks=min(steps - spec.first_compared, MOST_CHECKS))
 
 
 def read_answer(sweep: SweepPaths, search: LayerSearch, target: Target) -> Answer:
-    """Return what the records of ``sweep``, the search's own, show."""
+    """Return what the records of the search's own ``sweep`` show."""
     (cell,) = plan_side_sweep(search, [search.trial], target).cells
     ((run,),) = load_planned(sweep, replace(search.plan, cells=(cell,))).runs.values()
     attempt = run.attempt
@@ -111,7 +114,7 @@ def _first_fault(attempt: Attempt) -> FirstFault | None:
 
 
 def _lacking_check(attempt: Attempt, first: FirstFault, spec: RunSpec) -> str:
-    """Return which check is missing that may have found an earlier place than ``first``."""
+    """Return which missing check may have found an earlier place than ``first``, or an empty text."""
     planned = {step for step in spec.checked_steps if step <= first.step}
     for rank in range(spec.parallelism.world_size):
         missing = planned - {check.step for check in attempt.step_checks.get(rank, ()) if not check.missing}

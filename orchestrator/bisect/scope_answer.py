@@ -69,7 +69,7 @@ def scope_answer(found: ScopeFindings, missing: tuple[RunSpec, ...]) -> Answer:
 
 
 def _table_of_sets(found: ScopeFindings, without: str) -> str:
-    """Return a row for each set; ``without`` is the status of one that has none."""
+    """Return a table with a row for each set. ``without`` is shown for sets without a status."""
     statuses = {graph: (status.status, status.description) for graph, status in found.statuses.items()}
     rows = [(one.cuda_graph.label, *statuses.get(one.cuda_graph, (without, ""))) for one in found.search.candidates]
     rows += [(graph.label, "left out", _format_reason(why[0])) for graph, why in found.search.left_out.items()]

@@ -1,6 +1,6 @@
 """Decide which smaller captured sets to try next, and which is the smallest that fails. Pure.
 
-Sets are tried from the smallest up. All sets of one size run together and share an eager baseline. The search ends at the
+The search begins with the smallest sets. All sets of one size run together and share an eager baseline. The search ends at the
 first size at which a set fails, or at which no status is clear.
 """
 
@@ -25,7 +25,7 @@ class Conclusion:
     """The result of a search."""
 
     smallest: RunSpec | None = None
-    """A set that fails, while no set of fewer parts is known to fail."""
+    """A set that fails. No set of fewer parts is known to fail."""
     also: tuple[RunSpec, ...] = ()
     """Other sets of the same size that fail."""
     unclear: tuple[RunSpec, ...] = ()
@@ -61,7 +61,7 @@ def next_scopes(candidates: Sequence[RunSpec], found: Mapping[CudaGraph, Status]
 def list_candidates(whole: RunSpec) -> tuple[RunSpec, ...]:
     """Return ``whole`` with every set of its implementation that captures strictly less, then ``whole`` itself.
 
-    Sets that mean nothing for the model are left out. No other rule is checked. The order is that of GRAPH_SCOPES.
+    Leave out sets that mean nothing for the model, but check no other rule. The order is that of GRAPH_SCOPES.
     """
     all_parts = whole.captured_parts
     scopes = (parts for size in range(len(GRAPH_SCOPES) + 1) for parts in combinations(GRAPH_SCOPES, size))
@@ -75,6 +75,6 @@ def list_candidates(whole: RunSpec) -> tuple[RunSpec, ...]:
 
 
 def _smaller(whole: RunSpec, scope: tuple[str, ...]) -> RunSpec:
-    """Return ``whole`` with another scope, without mends that have nothing to repair in it."""
+    """Return ``whole`` with another scope, and without the mends that have nothing to repair in that scope."""
     spec = replace(whole, cuda_graph=replace(whole.cuda_graph, scope=scope, optimizer=False))
     return replace(spec, cuda_graph=replace(spec.cuda_graph, mend=needed_mends(spec)))

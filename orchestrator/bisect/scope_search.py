@@ -1,6 +1,6 @@
-"""Find the smallest captured set that fails: run smaller sets in rounds, in a sweep of their own.
+"""Find the smallest captured set that fails. Run smaller sets in rounds, in a separate sweep.
 
-That sweep holds the whole state, so the same command continues with what is on disk.
+That sweep holds the whole state of the search, so the same command continues from what is on disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from orchestrator.targets.slurm_cluster import Target
 
 
 def find_cell(plan: Plan, prefix: str) -> Cell:
-    """Return the cell whose runs have this id, or this prefix of it.
+    """Return the cell of the run with this id or with a unique prefix of it.
 
     Raises:
         InputError: no cell matches, or several do.
@@ -57,7 +57,7 @@ def start_search(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> S
 
 
 def _try_on_target(whole: RunSpec, target: Target) -> tuple[tuple[RunSpec, ...], dict[CudaGraph, tuple[Reason, ...]]]:
-    """Return the sets that ``target`` can run, always with the whole set, and the reasons against each rejected set."""
+    """Return the sets that ``target`` can run, always including the whole set, and why each other set is rejected."""
     candidates = list_candidates(whole)
     rejected = {
         spec.cuda_graph: reasons for spec in candidates if (reasons := refusals(spec) or target.check_spec(spec))
@@ -76,7 +76,7 @@ def _explain_no_candidates(whole: RunSpec, left_out: Mapping[CudaGraph, tuple[Re
 
 
 def read_answer(sweep: SweepPaths, search: ScopeSearch, target: Target) -> Answer:
-    """Return what the records of ``sweep``, the search's own, show."""
+    """Return what the records of the search's own ``sweep`` show."""
     statuses = _read_statuses(sweep, search, target)
     step = next_scopes(search.candidates, {graph: status.status for graph, status in statuses.items()})
     missing, conclusion = ((), step) if isinstance(step, Conclusion) else (step, Conclusion())
@@ -84,7 +84,7 @@ def read_answer(sweep: SweepPaths, search: ScopeSearch, target: Target) -> Answe
 
 
 def _read_statuses(sweep: SweepPaths, search: ScopeSearch, target: Target) -> dict[CudaGraph, FailureStatus]:
-    """Return the status of each set on disk. All are judged as one family, as in the report of ``sweep``."""
+    """Return the status of each set on disk. Judge all as one family, as the report of ``sweep`` does."""
     results = judge_cells([_collect_evidence(sweep, search, one, target) for one in search.candidates])
     statuses = {result.spec.cuda_graph: classify_failure(result, search.sought) for result in results}
     return {graph: status for graph, status in statuses.items() if status is not None}

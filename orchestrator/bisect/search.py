@@ -21,7 +21,7 @@ class Search:
     failure: str
 
     purpose: ClassVar[str]
-    """A word in the names of the search's sweep and of its answer's files."""
+    """The word that the search's sweep and its answer's files have in their names."""
     specs: ClassVar[str]
     """What the search runs, for readers of the recipe."""
     compares: ClassVar[bool]
@@ -29,21 +29,21 @@ class Search:
 
     @property
     def name(self) -> str:
-        """The name of the search's own sweep. Only its digest distinguishes a cell from others of its sweep."""
+        """The name of the search's own sweep. Only the digest in it distinguishes the cell from others of its sweep."""
         return f"{self.plan.name}-{self.purpose}-{self.cell.cell_id.rpartition('-')[2]}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the records of a search show. ``missing`` must have outcomes before the search can go on or end."""
+    """What the records of a search show. The ``missing`` runs must have outcomes before the search can go on or end."""
 
     search: Search
     missing: tuple[RunSpec, ...]
     is_found: bool = False
     evidence: Sequence[str] = ()
-    """Paragraphs."""
+    """The paragraphs of evidence."""
     sentences: Sequence[str] = ()
-    """The conclusion, where no run is missing."""
+    """The conclusion, if no run is missing."""
     json_fields: Mapping[str, Any] = field(default_factory=dict)
     """The fields that only this kind of search has."""
 
@@ -56,7 +56,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The failure, the evidence and the conclusion, as Markdown that reads well in a terminal."""
+        """The failure, the evidence and the conclusion as Markdown. It is also readable in a terminal."""
         head = f"{self.search.cell.label} of {self.search.plan.name} fails: {self.search.failure}"
         return "\n\n".join((head, *self.evidence, self.summary)) + "\n"
 

@@ -1,4 +1,4 @@
-"""The sweep of its own in which `bisect` runs variants of a cell."""
+"""The separate sweep in which `bisect` runs variants of a cell."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from orchestrator.sweeps.store import report_disk_errors
 from orchestrator.targets.slurm_cluster import Target
 
 LEAST_REPEATS = 2
-"""One eager run gives no noise floor, so nothing could be DIVERGED."""
+"""The least number of repeats. One eager run gives no noise floor, so nothing could be DIVERGED."""
 AnySearch = TypeVar("AnySearch", bound=Search)
 
 
 def plan_side_sweep(search: Search, graphed: Sequence[RunSpec], target: Target) -> Plan:
-    """Plan runs of ``graphed``, and of their eager baselines if the search compares, as the search's cell was run.
+    """Plan runs of ``graphed``, and of their eager baselines if the search compares.
 
-    The same specs give the same plan.
+    They run as the search's cell did. The same specs give the same plan.
     """
     cell, plan = search.cell, search.plan
     limits = Resources(minutes_per_run=cell.limits.run_seconds / 60, hang_minutes=cell.limits.hang_seconds / 60)
@@ -56,11 +56,11 @@ def run_search(
     target: Target,
     execute: Callable[[Plan], None],
 ) -> Answer:
-    """Execute the missing runs, round by round, until none is missing or a round leaves them without outcomes.
+    """Execute the missing runs round by round, until none is missing or a round leaves them without outcomes.
 
     Args:
         read_answer: returns what the records of ``sweep`` show.
-        sweep: the search's own.
+        sweep: the search's own sweep.
         execute: runs a plan in ``sweep``.
 
     Raises:

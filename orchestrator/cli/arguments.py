@@ -30,7 +30,7 @@ def add_store(parser: Parser) -> None:
 
 
 def add_planning(parser: Parser) -> None:
-    """Add what every verb takes that plans a recipe."""
+    """Add the arguments of every verb that plans a recipe."""
     add_recipe(parser)
     add_budget(parser)
     add_target(parser)
@@ -111,5 +111,5 @@ def non_negative(quantity: str) -> Callable[[str], float]:
 
 
 def redirect_messages(arguments: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
-    """Send messages for people to standard error if a program reads standard output."""
+    """Send messages for people to standard error if a program is to read standard output."""
     return contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout)

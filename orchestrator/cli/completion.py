@@ -1,4 +1,4 @@
-"""Completion in bash, zsh and fish by argcomplete, which calls this program with the line in $COMP_LINE."""
+"""Complete commands in bash, zsh and fish with argcomplete, which calls this program with the line in $COMP_LINE."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def words_of_line() -> list[str]:
 
 
 def complete(parser: argparse.ArgumentParser, verbs: Iterable[argparse.ArgumentParser]) -> None:
-    """Print what may follow the line, and exit. Sweeps and recipes are completed by their names."""
+    """Print the words that may complete the line, and exit. Complete sweeps and recipes by their names."""
     for action in (action for verb in verbs for action in verb._actions):
         if action.dest in ("sweep", "sweeps", "before", "after"):
             action.completer = _sweeps  # type: ignore[attr-defined]  # argcomplete's own attribute

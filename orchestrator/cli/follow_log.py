@@ -27,7 +27,7 @@ from orchestrator.sweeps.submissions import read_submissions
 
 POLL_SECONDS = 0.3
 STATE_SECONDS = 2.0
-"""Time between two reads of the run's state; its outcome is read at every poll."""
+"""Seconds between two reads of the run's state. Its outcome is read at every poll."""
 
 
 def follow_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) -> Iterator[str]:
@@ -54,7 +54,7 @@ def follow_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) 
 
 
 class LogFollower:
-    """Know the state of one run. It asks Slurm only about the jobs of this run."""
+    """Track the state of one run. Ask Slurm only about the jobs of this run."""
 
     def __init__(self, run: RunPaths, bundle: BundlePaths) -> None:
         self._run = run
@@ -64,7 +64,10 @@ class LogFollower:
         self._read_at = 0.0
 
     def wait_for_attempt(self, number: int | None) -> Iterator[str]:
-        """Yield what the attempt waits for, until it has begun or cannot begin. Default: the next or current attempt."""
+        """Yield what the attempt waits for, until it has begun or cannot begin.
+
+        The default is the next or current attempt.
+        """
         last = ""
         while (state := self._read_state()).alive:
             wanted = number or state.next_attempt - (state.name != "QUEUED")
@@ -91,7 +94,7 @@ class LogFollower:
         try:
             file = open_regular(path)
         except FileNotFoundError:
-            # The attempt has completed meanwhile, and its logs are packed.
+            # The attempt has completed in the meantime, and its logs are packed.
             yield steps.read_new() if shows_steps else ""
             yield read_rank_log(attempt, path)
             return

@@ -1,4 +1,4 @@
-"""The command line: parse it, run the verb, and turn an error into one message and an exit code.
+"""Parse the command line, run the verb, and turn an error into one message and an exit code.
 
 Only argparse is imported before the verb runs, so that --help answers at once.
 """
@@ -23,7 +23,7 @@ from orchestrator.cli.verbs import VERBS
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line. Only the modules of verbs among ``words`` are imported."""
+    """Parse the command line. Import only the modules of verbs among ``words``."""
     completes = "_ARGCOMPLETE" in os.environ
     if completes:
         from orchestrator.cli.completion import complete, words_of_line
@@ -62,7 +62,7 @@ def _describe_version() -> str:
 
 
 def _parse_overrides_anywhere(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
-    """Accept overrides after an option too; argparse allows them before the first option only."""
+    """Parse ``words``. Also accept overrides after an option: argparse allows them only before the first option."""
     arguments: argparse.Namespace
     arguments, rest = parser.parse_known_args(words)
     if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
@@ -75,7 +75,7 @@ def _parse_overrides_anywhere(parser: Parser, words: Sequence[str]) -> argparse.
 
 
 def _as_overrides(words: Sequence[str], rest: Sequence[str]) -> str:
-    """Return the overrides that mean the flags of Megatron in ``words``, from the first unknown one on."""
+    """Return the overrides that mean the same as Megatron's flags in ``words``, from the first unknown flag on."""
     from launch.contract.errors import OrchestratorError
     from orchestrator.export.read_flags import as_overrides
 
@@ -120,11 +120,12 @@ def run() -> NoReturn:
     exception is 1, which here means wrong input, so it becomes 2.
     """
     code: int = ExitCode.CLOSED_PIPE
-    # Plans and records hold no cycles: to look for some among those of ten thousand runs takes a tenth of the time.
+    # Plans and records form no reference cycles. Searching those of ten thousand runs for cycles would take a tenth of the
+    # time.
     gc.set_threshold(1_000_000)
     try:
         code = main()
-        # It is None if a shell closed it: ``>&-``
+        # Standard output is None if a shell closed it: ``>&-``
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""From command-line arguments to a checked plan, for the verbs that run something."""
+"""Turn command-line arguments into a checked plan, for the verbs that run something."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plan_recipe(arguments: argparse.Namespace, target: Target | None = None) -> 
 
 
 def read_named_cluster(arguments: argparse.Namespace) -> Cluster | None:
-    """Return the cluster of ``--cluster`` by its profile alone; None where Slurm answers or no cluster is meant."""
+    """Return the cluster of ``--cluster`` by its profile alone, or None if Slurm answers or no cluster is named."""
     if arguments.cluster is None or arguments.executor in ("local", "debug") or not silence():
         return None
     return read_cluster(load_profile(arguments.cluster), Store(arguments.store).root)
@@ -51,7 +51,7 @@ def load_recipe(arguments: argparse.Namespace) -> Recipe:
 def load_cells(
     arguments: argparse.Namespace, target: Target | None = None
 ) -> tuple[Recipe, Sequence[ResolvedCell], Target, Executor]:
-    """Load the recipe, and those of its cells that ``--only`` keeps. The default ``target`` runs them."""
+    """Load the recipe and those of its cells that ``--only`` keeps. Without ``target``, find the one that runs them."""
     executor = "slurm" if target else resolve_executor(arguments.executor)
     recipe = load_recipe(arguments)
     target = target or find_target(arguments, executor, recipe.cluster)
@@ -68,7 +68,7 @@ def plan_cells(arguments: argparse.Namespace, recipe: Recipe, cells: Sequence[Re
 def check_plan(arguments: argparse.Namespace, plan: Plan, target: Target) -> None:
     """Raise InputError if ``plan`` exceeds ``--max-gpu-hours``, or a file that its runs need cannot be read.
 
-    A user's program that this host lacks is a warning where other hosts run it: they may have what this one has not.
+    If other hosts run a user's program that this host lacks, only warn, because those hosts may have it.
     """
     check_budget(gpu_hours(plan), arguments.max_gpu_hours)
     if not target.not_checked:

@@ -1,4 +1,4 @@
-"""Find the log that shows why a run failed, or what it does now, and read it."""
+"""Find and read the log that shows why a run failed, or what it is doing now."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_run(store: Store, name: str) -> RunPaths:
 
 
 def find_attempt(run: RunPaths, number: int | None) -> AttemptPaths | None:
-    """Return the attempt of this number, or the latest one; None if none has begun.
+    """Return the attempt of this number, or the latest one, or None if none has begun.
 
     Raises:
         InputError: the run has no attempt of this number.
@@ -61,7 +61,7 @@ def find_attempt(run: RunPaths, number: int | None) -> AttemptPaths | None:
 
 
 def find_bundle(run: RunPaths, plan: Plan) -> BundlePaths | None:
-    """Return the bundle of the run, from the plan or from an earlier plan's orders on disk."""
+    """Return the run's bundle, from the plan or from an earlier plan's orders on disk."""
     run_id, sweep = run.root.name, SweepPaths(run.root.parent.parent)
     for bundle in plan.bundles:
         if run_id in bundle.run_ids:
@@ -71,7 +71,7 @@ def find_bundle(run: RunPaths, plan: Plan) -> BundlePaths | None:
 
 
 def first_failing_rank(attempt: AttemptPaths) -> int | None:
-    """Return the rank that failed first, by the outcome or, before there is one, by the records of the ranks."""
+    """Return the rank that failed first, from the outcome or, if there is none yet, from the ranks' records."""
     outcome = read_intact_outcome(attempt)
     if outcome is not None:
         return outcome.rank
@@ -83,21 +83,21 @@ def first_failing_rank(attempt: AttemptPaths) -> int | None:
 
 
 def read_intact_outcome(attempt: AttemptPaths) -> Outcome | None:
-    """Return the outcome; None if there is none, or if it is damaged, since the log can still be read."""
+    """Return the outcome, or None if there is none or it is damaged. The log can still be read."""
     with contextlib.suppress(RecordError):
         return read_outcome(attempt)
     return None
 
 
 def _ranks_per_task(attempt: AttemptPaths) -> int:
-    """Return how many ranks share a log; 1 where the spec is damaged, and started none."""
+    """Return how many ranks share a log, or 1 if the spec is damaged and thus started no rank."""
     with contextlib.suppress(OSError, RecordError, KeyError, TypeError, ValueError):
         return read_spec(attempt.spec).ranks_per_task
     return 1
 
 
 def _read_failed_exits(attempt: AttemptPaths) -> tuple[RankExit, ...]:
-    """Return the ranks that failed, the first one first. Damaged records are skipped."""
+    """Return the ranks that failed, in the order of their failures. Skip damaged records."""
     exits: list[RankExit] = []
     for path in attempt.rank_exits.glob("rank*.json"):
         with contextlib.suppress(FileNotFoundError, RecordError, TypeError):
@@ -106,10 +106,10 @@ def _read_failed_exits(attempt: AttemptPaths) -> tuple[RankExit, ...]:
 
 
 def find_rank_log(attempt: AttemptPaths, rank: int | None) -> Path | None:
-    """Return the log of ``rank``, else of the first failing rank, else of rank 0; None if it left none.
+    """Return the log of ``rank``, else of the first failing rank, else of rank 0, or None if there is none.
 
-    Ranks that one process started share a log, which bears the number of the first.
-    That of a completed attempt may be packed (:func:`read_rank_log`).
+    Ranks that one process started share a log with the number of the first rank. The log of a completed attempt may be packed
+    (:func:`read_rank_log`).
     """
     shown = first_failing_rank(attempt) or 0 if rank is None else rank
     path = attempt.log(first_of_task(shown, _ranks_per_task(attempt)))
@@ -117,7 +117,7 @@ def find_rank_log(attempt: AttemptPaths, rank: int | None) -> Path | None:
 
 
 def _packed_ranks(attempt: AttemptPaths) -> list[str]:
-    """Return the names of the ranks of an attempt that is packed, also of those that printed nothing."""
+    """Return the names of all ranks of a packed attempt, including those that printed nothing."""
     return [path.stem for path in attempt.all_events()] if attempt.records_pack.exists() else []
 
 
@@ -131,7 +131,7 @@ def read_rank_log(attempt: AttemptPaths, path: Path) -> str:
 
 
 def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) -> Iterator[str]:
-    """Yield the steps of an attempt, then its log; if it has not begun or left no log, the log of its Slurm job.
+    """Yield the steps of an attempt, then its log. If it has not begun or left no log, yield the log of its Slurm job.
 
     Raises:
         InputError: there is no such attempt or no such log.
@@ -145,7 +145,7 @@ def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) ->
     path = find_rank_log(attempt, rank) or (launcher if rank is None and launcher.exists() else None)
     if path is not None:
         yield heading(attempt, path)
-        # Before the log, which ends with the traceback of a rank that failed.
+        # Yield steps before the log, because the log ends with the traceback of a failed rank.
         yield StepLines(attempt).read_new() if rank is None else ""
         yield read_rank_log(attempt, path)
         return
@@ -177,7 +177,7 @@ def _read_job_logs(run: RunPaths, plan: Plan, missing: InputError) -> Iterator[s
 
 
 def _job_logs(bundle: BundlePaths) -> list[Path]:
-    """Return the logs, not empty, of the bundle's latest Slurm job itself."""
+    """Return the non-empty logs of the bundle's latest Slurm job itself."""
     for submission in reversed(read_submissions(bundle.sweep)):
         if bundle.root.name in submission.bundles:
             logs = submission.folder(bundle.sweep).glob(f"{submission.job_of(bundle.root.name)}_*log.*")

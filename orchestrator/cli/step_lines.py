@@ -1,4 +1,4 @@
-"""The steps of an attempt as lines for a person, from metrics.jsonl: loss, gradient norm, step time and phase."""
+"""Format the steps of an attempt (metrics.jsonl) as lines: loss, gradient norm, step time and phase."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from launch.contract.paths import AttemptPaths
 
 
 class StepLines:
-    """Reads the steps of one attempt as they are written, each once."""
+    """Read the steps of one attempt as they are written, each once."""
 
     def __init__(self, attempt: AttemptPaths) -> None:
         self._path = attempt.metrics
         self._read_bytes = 0
 
     def read_new(self) -> str:
-        """Return a line for each step since the last call. A torn last line is left for the next call."""
+        """Return a line for each step since the last call. Leave an incomplete last line to the next call."""
         try:
             with open_regular(self._path) as file:
                 file.seek(self._read_bytes)

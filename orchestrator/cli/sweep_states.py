@@ -16,7 +16,7 @@ from orchestrator.sweeps.submissions import Submission
 
 
 def print_sweep_json(paths: SweepPaths, plan: Plan, *, has_report: bool) -> None:
-    """Print the report as JSON, or the states of the runs if nobody waited for a report."""
+    """Print the report as JSON, or the states of the runs if the command did not wait for a report."""
     if has_report:
         print((paths.report / "report.json").read_text(), end="")
     else:

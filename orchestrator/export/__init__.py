@@ -1,1 +1,1 @@
-"""Print a cell as settings of other programs."""
+"""Print a cell as the settings of other programs, and read their flags as a recipe."""

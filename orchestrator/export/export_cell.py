@@ -1,6 +1,6 @@
 """Print a cell as flags of Megatron-LM, or as flags and overrides of Megatron Bridge. Pure.
 
-A note says what the target cannot express. Every omitted setting has a note.
+Each setting that the target cannot express is omitted, with a note.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def _is_on_megatron(spec: RunSpec) -> bool:
 
 
 def _rejections(spec: RunSpec) -> Iterator[str]:
-    """Yield the rules that the cell violates on engine megatron, whichever engine it has.
+    """Yield the rules that the cell would violate on engine megatron, whatever its engine.
 
-    The job places its ranks, and injected faults are not printed.
+    Ignore the placement of ranks, which the job decides, and injected faults, which are not printed.
     """
     ranks = dataclasses.replace(spec.placement, nodes=1, ranks_per_node=spec.parallelism.world_size)
     graph = dataclasses.replace(spec.cuda_graph, optimizer=False)
@@ -79,7 +79,7 @@ LIBRARY_LIMITS = {
         "overlap_moe_expert_parallel_comm", "recompute", "recompute_norm", "recompute_act", "gradient_accumulation_fusion",
     )
 }  # fmt: skip
-"""Rules on Megatron-Core itself. The engine's other rules do not bind other programs that use it."""
+"""Rules about Megatron-Core itself. The engine's other rules do not apply to other programs that use Megatron-Core."""
 
 NOT_EXPRESSED: Sequence[tuple[str, Callable[[RunSpec], bool], str]] = (
     ("model.weights", lambda spec: spec.model.weights != "random", "name a checkpoint of the target's own format"),
@@ -109,4 +109,4 @@ NOT_EXPRESSED: Sequence[tuple[str, Callable[[RunSpec], bool], str]] = (
      "only torch_native has it; Megatron's graph ends before the optimizer"),
     ("fault.kind", lambda spec: spec.fault.is_set, "only this project injects faults"),
 )  # fmt: skip
-"""Fields that no target has: when that matters, and what to do."""
+"""The fields that no target has. Each has the condition under which this matters, and what to do."""

@@ -21,14 +21,14 @@ from launch.megatron_config.transformer_config import (
 )
 
 SET_BY_RECIPE = {"activation_func", "params_dtype", "pipeline_dtype", "bf16", "fp8", "fp8_recipe"}
-"""Fields that are not plain values, or follow from the recipe's mixed precision."""
+"""Fields that are not plain values, or that follow from the recipe's mixed precision."""
 
 
 def render(spec: RunSpec) -> tuple[str, tuple[str, ...]]:
-    """Return flags and overrides, one on each line of a shell command, and notes on what they do not express."""
+    """Return flags and overrides, one per line of a shell command, and notes on what they do not express."""
     flags = " \\\n".join(f"{name} {value}" for name, value in _harness_flags(spec).items())
     overrides = " \\\n".join(shlex.quote(f"{name}={_literal(value)}") for name, value in _overrides(spec).items())
-    # Only recipes of the harness take this override: elsewhere mixed_precision is not a name. It overrules ddp's
+    # Only recipes of the harness take this override; elsewhere mixed_precision is not a name. It overrides ddp's setting
     # (training/config.py:1864), and is bf16 in the harness's recipes of MoE models.
     gradients = f"mixed_precision.grad_reduce_in_fp32={_literal(spec.training.gradient_precision == 'fp32')}"
     text = f"# performance harness\n{flags} \\\n{gradients}\n# overrides of ConfigContainer\n{overrides}"
@@ -36,8 +36,10 @@ def render(spec: RunSpec) -> tuple[str, tuple[str, ...]]:
 
 
 def _harness_flags(spec: RunSpec) -> dict[str, Any]:
-    """Return flags of scripts/performance. They take effect after the overrides. Later releases too spell graph settings as
-    0.16 does."""
+    """Return flags of scripts/performance, which take effect after the overrides.
+
+    Later releases spell graph settings as 0.16 does, too.
+    """
     layout, training = spec.parallelism, spec.training
     graph = {} if _captures_whole_layers(spec) else graph_settings(spec.cuda_graph, "0.16")
     null_tokenizer = {"--tokenizer_type": "NullTokenizer", "--vocab_size": spec.model.vocab_size - 1}
@@ -60,14 +62,19 @@ def _harness_flags(spec: RunSpec) -> dict[str, Any]:
 
 
 def _captures_whole_layers(spec: RunSpec) -> bool:
-    """Return whether graphs hold whole layers. The harness cannot express that: transformer_engine without a scope is an error
-    there (scripts/performance/utils/overrides.py:117)."""
+    """Return whether graphs hold whole layers.
+
+    The harness cannot express this: transformer_engine without a scope is an error
+    (scripts/performance/utils/overrides.py:117).
+    """
     return spec.cuda_graph.implementation.takes_scope and not spec.cuda_graph.scope
 
 
 def _splits_layers_only(spec: RunSpec) -> bool:
-    """Return whether tp splits layers and not sequences. The harness's flag of tp splits both
-    (scripts/performance/utils/overrides.py:298)."""
+    """Return whether tp splits layers but not sequences.
+
+    The harness's flag for tp splits both (scripts/performance/utils/overrides.py:298).
+    """
     return spec.parallelism.tp > 1 and not spec.parallelism.sequence_parallel
 
 
@@ -79,11 +86,11 @@ def _overrides(spec: RunSpec) -> dict[str, Any]:
         **_under("model", {name: value for name, value in model.items() if name not in SET_BY_RECIPE}),
         **_under("optimizer", optimizer),
         **_under("ddp", data_parallel_settings(spec)),
-        # A recipe's own would replace the settings of overlap above (training/comm_overlap.py, ``setup``).
+        # A recipe's own settings would replace those of overlap above (training/comm_overlap.py, ``setup``).
         "comm_overlap": None,
-        # Recipes of the performance harness choose experts by random numbers.
+        # Recipes of the performance harness choose experts at random.
         "model.moe_router_force_load_balancing": False,
-        # The scheduler's weight decay takes effect, and is 0.033 in Bridge's recipes (recipes/utils/optimizer_utils.py).
+        # The scheduler's weight decay takes effect. It is 0.033 in Bridge's recipes (recipes/utils/optimizer_utils.py).
         "scheduler.start_weight_decay": training.weight_decay,
         "scheduler.end_weight_decay": training.weight_decay,
         "scheduler.weight_decay_incr_style": "constant",
@@ -111,7 +118,7 @@ def _under(section: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _literal(value: Any) -> str:
-    """Return ``value`` as Hydra's grammar of overrides spells it."""
+    """Return ``value`` in Hydra's grammar of overrides."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)

@@ -1,7 +1,7 @@
 """Print a cell as command-line flags of Megatron-LM (``pretrain_gpt.py``). Pure.
 
-Flags are those of core_v0.16.1. Most have the names of TransformerConfig's fields (megatron/training/argument_utils.py,
-ArgumentGroupFactory), others are in megatron/training/arguments.py. tests/golden/megatron_lm_flags.json lists those used
+The flags are those of core_v0.16.1. Most have the names of TransformerConfig's fields (megatron/training/argument_utils.py,
+ArgumentGroupFactory); the others are in megatron/training/arguments.py. tests/golden/megatron_lm_flags.json lists those used
 here. The main branch spells graph settings differently.
 """
 
@@ -35,12 +35,12 @@ WITHOUT_FLAG = {
     "num_query_groups", "gated_linear_unit", "activation_func", "params_dtype", "pipeline_dtype", "overlap_p2p_comm",
     "batch_p2p_comm", "batch_p2p_sync", "bias_activation_fusion", "masked_softmax_fusion",
 }  # fmt: skip
-"""Fields that follow from other flags, or are Megatron-LM's defaults."""
+"""Fields that follow from other flags, or whose values are Megatron-LM's defaults."""
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def render(spec: RunSpec) -> tuple[str, tuple[str, ...]]:
-    """Return the flags, one on each line of a shell command, and notes on what they do not express."""
+    """Return the flags, one per line of a shell command, and notes on what they do not express."""
     flags = [*_model_flags(spec), *_training_flags(spec), *_data_flags(spec)]
     return " \\\n".join(shlex.join(flag) for flag in flags), tuple(_notes(spec))
 
@@ -95,7 +95,7 @@ def _data_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
 
 def _notes(spec: RunSpec) -> Iterator[str]:
     model, layout = spec.model, spec.parallelism
-    # With the overlap of the token exchange Megatron-LM only warns (megatron/training/arguments.py, ``validate_args``).
+    # If the token exchange overlaps, Megatron-LM only warns (megatron/training/arguments.py, ``validate_args``).
     needs_one_queue = max(layout.tp, layout.cp) > 1 and not layout.overlap_moe_expert_parallel_comm
     if needs_one_queue and spec.environment.get(CONNECTIONS) != "1":
         yield (

@@ -1,4 +1,4 @@
-"""Read the flags of Megatron-LM's training scripts as a recipe: the reverse of ``export``. Pure."""
+"""Read the flags of Megatron-LM's training scripts as a recipe. This is the reverse of ``export``. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from orchestrator.recipe.expand import parse_setting
 from orchestrator.recipe.yaml_reader import NAME, dump
 
 Flags = Mapping[str, Sequence[str]]
-"""The words behind each flag, by its name with underscores, or with its one dash (``-p``)."""
+"""The words after each flag. The key is the flag's name with underscores, or includes its single dash (``-p``)."""
 DEFAULTS = {
     "model.norm_epsilon": 1e-5, "model.add_bias_linear": True, "model.tie_embeddings": True, "model.moe_router_topk": 2,
     "parallelism.dispatcher": "allgather", "training.adam_beta2": 0.999, "training.gradient_accumulation_fusion": True,
 }  # fmt: skip
-"""Megatron-LM's defaults where they are not those of a recipe."""
+"""Megatron-LM's defaults that differ from a recipe's."""
 SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "bf16": {"training.precision": "bf16"},
     "swiglu": {"model.activation": "swiglu"},
@@ -41,11 +41,11 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "mock_data": {"data.kind": "synthetic"},
     **{switch: {field: value} for switch, (field, value) in DEPRECATED.items()},
 }
-"""Flags without words, and what they mean."""
+"""Flags without words, and the settings that they mean."""
 
 
 def _data_sets(words: Sequence[str]) -> Sequence[str]:
-    """Return the paths behind ``--data-path``, which may have weights: 0.7 a 0.3 b. The heaviest is first."""
+    """Return the paths after ``--data-path``, the one with the largest weight first. Weights are optional: 0.7 a 0.3 b."""
     try:
         weighted = list(zip(map(float, words[::2]), words[1::2], strict=True))
     except ValueError:
@@ -59,20 +59,20 @@ VALUES: Mapping[str, Callable[[Sequence[str]], Mapping[str, Any]]] = {
     "softmax_type": lambda words: {"model.attention_sinks": {"vanilla": False, "learnable": True}[words[0]]},
     "fp8_format": lambda words: {"training.fp8": "delayed"},
 }
-"""Flags with words that are not the recipe's. They raise LookupError or ValueError for words that no recipe has."""
+"""Flags whose words are not those of a recipe. The functions raise LookupError or ValueError for words that no recipe has."""
 NEEDED = {
     "normalization": "LayerNorm", "position_embedding_type": "learned_absolute", "hidden_dropout": "0.1",
     "attention_dropout": "0.1", "lr_decay_style": "linear",
 }  # fmt: skip
-"""What the engine has one value of, and Megatron-LM's default, which is another."""
+"""Flags for which the engine has only one value, each with Megatron-LM's default, which is another."""
 ASSUMED = {
     "model.vocab_size": ("vocab_size", "padded_vocab_size"), "data.kind": ("data_path", "mock_data"),
     "training.steps": ("train_iters",), "training.learning_rate": ("lr",),
     "training.global_batch_size": ("global_batch_size",),
 }  # fmt: skip
-"""What a recipe has a value of where none of these flags is given."""
+"""Fields for which a recipe takes its own value if none of these flags is given."""
 ENOUGH_STEPS = 120
-"""Steps of a recipe without ``--train-iters``: a verdict of EQUIVALENT takes 100 after the capture."""
+"""Steps of a recipe without ``--train-iters``. A verdict of EQUIVALENT needs 100 after the capture."""
 DROPS = "moe_expert_rank_capacity_factor"
 NODES = {"nnodes": "nodes", "nproc_per_node": "gpus_per_node"}
 """Flags of torchrun."""
@@ -108,7 +108,7 @@ def read_command(command: str) -> ReadFlags:
 
 
 def _check(words: Sequence[str], flags: Flags) -> None:
-    """Raise InputError if the shell would put flags in place of a word, there are none, or two exclude each other."""
+    """Raise InputError if a shell variable may stand for flags, if there are no flags, or if two exclude each other."""
     values = ((before, word) for before, word in pairwise(["", *words]) if word.startswith("$"))
     if lost := [word for before, word in values if "[@]" in word or not before.startswith("-")]:
         raise input_error("--from-megatron-flags", f"the shell has not expanded {lost[0]}", EXPAND)
@@ -119,8 +119,8 @@ def _check(words: Sequence[str], flags: Flags) -> None:
 
 
 def _command_words(command: str) -> list[str]:
-    """Return the words of the longest command in a line of the shell, without its redirections."""
-    # The 2 of 2>&1 is no word.
+    """Return the words of the longest command in a shell line, without its redirections."""
+    # The 2 of 2>&1 is not a word.
     lexer = shlex.shlex(
         re.sub(r"(?<=\s)\d+(?=[<>])", "", command.replace("\\\n", " ")), posix=True, punctuation_chars="|&;<>"
     )
@@ -133,7 +133,7 @@ def _command_words(command: str) -> list[str]:
 
 
 def parse_flags(words: Iterable[str]) -> Flags:
-    """Return the flags among ``words``, each as it is given last. What comes before the first is no flag."""
+    """Return the flags among ``words``. The last of equal flags counts. Words before the first flag are ignored."""
     return dict(_each_flag(words))
 
 
@@ -151,7 +151,7 @@ def _each_flag(words: Iterable[str]) -> list[tuple[str, list[str]]]:
 
 
 def as_overrides(words: Iterable[str]) -> list[str]:
-    """Return the overrides of a recipe that mean the flags of Megatron among ``words``."""
+    """Return the recipe overrides that mean the same as Megatron's flags among ``words``."""
     known = {name: given for name, given in parse_flags(words).items() if _knows(name)}
     return [f"{field}={_spell(value)}" for field, value in _settings(known, complete=False).items()]
 
@@ -161,7 +161,7 @@ def _knows(name: str) -> bool:
 
 
 def _settings(flags: Flags, complete: bool = True) -> dict[str, Any]:
-    """Return the settings that ``flags`` mean, and with ``complete`` those that follow from them."""
+    """Return the settings that ``flags`` mean. With ``complete``, add those that follow from them."""
     settings: dict[str, Any] = {}
     for name, words in flags.items():
         settings |= _setting(name, words)
@@ -172,7 +172,7 @@ def _setting(name: str, words: Sequence[str]) -> Mapping[str, Any]:
     """Return the settings that one flag means.
 
     Raises:
-        InputError: it lacks a value, or no recipe takes its value.
+        InputError: the flag lacks a value, or no recipe takes its value.
     """
     flag = _flag(name, words)
     if _knows(name) and any("$" in word for word in words):
@@ -200,14 +200,14 @@ def _setting(name: str, words: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _is_noted(name: str, words: Sequence[str]) -> bool:
-    """Return whether no recipe has this value of a flag, and a note says what its cells do."""
+    """Return whether no recipe has this value of a flag, so that a note must say what the cells do."""
     if name == "moe_layer_freq":
         return "[" in "".join(words)
     return name in NEEDED and bool(words) and words[0] not in ("constant", "cosine")
 
 
 def _frequency(words: Sequence[str]) -> int:
-    """Return N where ``words`` are Megatron's pattern of layers, every N-th of which has experts. Return 0 for any other."""
+    """Return N if ``words`` are a pattern of layers in which every N-th layer has experts, else 0."""
     try:
         pattern = _pattern(ast.parse("".join(words), mode="eval").body)
     except (SyntaxError, TypeError, ValueError):
@@ -217,10 +217,10 @@ def _frequency(words: Sequence[str]) -> int:
 
 
 def _pattern(node: ast.expr) -> list[int]:
-    """Return the items of ``([1]+[0]*3)*2``.
+    """Return the items of an expression such as ``([1]+[0]*3)*2``.
 
     Raises:
-        ValueError: it is of another form.
+        ValueError: it has another form.
     """
     match node:
         case ast.List(items):
@@ -237,10 +237,10 @@ def _is_number(words: Sequence[str]) -> bool:
 
 
 def _number(flags: Flags, name: str, default: int = 0) -> int:
-    """Return the positive number behind a flag.
+    """Return the positive number after a flag.
 
     Raises:
-        InputError: it is none, or the flag is missing and has no ``default``.
+        InputError: the value is not a positive number, or the flag is missing and has no ``default``.
     """
     words = flags.get(name, [str(default)] if default else [])
     if _is_number(words) and len(words) == 1:
@@ -250,7 +250,7 @@ def _number(flags: Flags, name: str, default: int = 0) -> int:
 
 
 def _derived(flags: Flags, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Megatron-LM computes where a flag is missing."""
+    """Return the values that Megatron-LM computes for missing flags."""
     derived: dict[str, Any] = {}
     if "group_query_attention" not in flags:
         derived["model.num_query_groups"] = _number(flags, "num_attention_heads")
@@ -314,14 +314,14 @@ def _spec(settings: Mapping[str, Any]) -> RunSpec:
 
 
 def _name(flags: Flags, script: str) -> str:
-    """Return the name of the model whose tokenizer is used, else that of the script."""
+    """Return the name of the model whose tokenizer is used, else the name of the script."""
     models = (word for word in flags.get("tokenizer_model", ()) if not word.endswith((".model", ".json")))
     names = (PurePosixPath(word).name.removesuffix(".py") for word in (*models, script))
     return next((name for name in names if NAME.fullmatch(name)), "from_megatron_flags")
 
 
 def _recipe(name: str, spec: RunSpec, resources: Mapping[str, int]) -> str:
-    """Return the YAML of ``spec``: what differs from a recipe's defaults."""
+    """Return the YAML of ``spec``. It holds only what differs from a recipe's defaults."""
     plain, default = spec_to_json(spec), spec_to_json(RunSpec())
     tree: dict[str, Any] = {"name": name, "engine": "megatron"}
     tree |= {"megatron_core": spec.megatron_core} if spec.megatron_core != "0.16" else {}
@@ -336,7 +336,10 @@ def _recipe(name: str, spec: RunSpec, resources: Mapping[str, int]) -> str:
 
 
 def _notes_on_words(launcher: Flags, own: Iterable[str]) -> Iterator[str]:
-    """Yield what the words of the command leave open: flags of the launcher that are no number, and flags given twice."""
+    """Yield what the words of the command leave open.
+
+    These are flags of the launcher that are missing or not numbers, and flags that are given twice.
+    """
     for name, words in launcher.items():
         if name in NODES and not _is_number(words):
             yield f"{_flag(name, words[:1])} is no number: set resources.{NODES[name]} in the recipe"
@@ -349,7 +352,7 @@ def _notes_on_words(launcher: Flags, own: Iterable[str]) -> Iterator[str]:
 
 
 def _notes(flags: Flags, spec: RunSpec) -> Iterator[str]:
-    """Yield what the recipe does not express of ``flags``: they are compared with those of its export."""
+    """Yield what the recipe does not express of ``flags``. Compare them with the flags of the recipe's export."""
     text, _ = megatron_lm.render(spec)
     exported = parse_flags(shlex.split(text.replace("\\\n", " ")))
     expressed = {FIELDS.get(name) for name in exported} | {"cuda_graph.scope"}

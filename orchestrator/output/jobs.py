@@ -1,4 +1,4 @@
-"""Print what is known of Slurm jobs: the job of each run, and problems with jobs or with Slurm."""
+"""Print what is known about Slurm jobs: the job of each run, and problems with jobs or with Slurm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.sweeps.slurm_jobs import GRACE_SECONDS, Jobs
 
 
 def describe_job(state: RunState) -> str:
-    """Describe the job of a run that waits, runs, or did not begin in its job; empty for others."""
+    """Describe the job of a run that waits, runs, or did not begin in its job. Return "" for other runs."""
     job = state.job
     if job is None:
         return ""
@@ -29,7 +29,7 @@ def describe_job(state: RunState) -> str:
         suspended = f" ({job.state})" if job.state != "RUNNING" else ""
         return f"job {job.job_id}{f' on {job.nodes}' if job.nodes else ''}{suspended}"
     if state.abandoned and state.name == "CANCELLED":
-        # Its job may have ended as COMPLETED, by passing the run over.
+        # The job may have skipped the run and ended as COMPLETED.
         return "cancelled before it began"
     if state.abandoned:
         earlier = f" ({state.launches} jobs in a row did)" if state.launches > 1 else ""
@@ -50,7 +50,7 @@ def job_to_json(job: Job | None) -> dict[str, Any] | None:
 
 
 def print_job_problems(jobs: Jobs | None, states: Mapping[str, RunState]) -> None:
-    """Print problems with Slurm or with jobs in its queue, a line each. ``jobs`` is None if Slurm was not asked."""
+    """Print problems with Slurm or with jobs in its queue, one per line. ``jobs`` is None if Slurm was not asked."""
     if jobs is not None:
         for line in (*slurm_faults(jobs), *doubtful_jobs(jobs), *blocked_jobs(states)):
             print(line)
@@ -73,7 +73,7 @@ def doubtful_jobs(jobs: Jobs) -> list[str]:
 
 
 def blocked_jobs(states: Mapping[str, RunState]) -> list[str]:
-    """Return a line for each array and reason: jobs that cannot start unless somebody acts, why, and the fix."""
+    """Return a line for each array and reason. It names jobs that cannot start until somebody acts, the reason and the fix."""
     blocked: dict[tuple[str, str], list[Job]] = {}
     for state in states.values():
         if state.name == "QUEUED" and state.job is not None and blocking_reason(state.job) is not None:

@@ -1,4 +1,4 @@
-"""The commands to type next, as they work from the current folder."""
+"""Suggest the commands to type next, in a form that works from the current folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def print_next_commands(commands: Sequence[str]) -> None:
 
 
 def print_left_running(sweep: SweepPaths, plan: Plan) -> None:
-    """Print after Ctrl-C how to follow or cancel the runs, which go on."""
+    """Print, after Ctrl-C, how to follow or cancel the runs, which continue."""
     print(f"\n{plan.name} keeps running without this command. To follow it, or to end it:")
     print(*(f"  {command}" for command in suggest_while_running(sweep, plan)), sep="\n")
 
@@ -54,7 +54,7 @@ def cancel_command(sweep: SweepPaths, plan: Plan) -> str:
 
 
 def sweep_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:
-    """Return the command that plans ``plan`` again with so many repeats, and keeps the runs that there are."""
+    """Return the command that plans ``plan`` again with ``repeats`` repeats and keeps the existing runs."""
     overrides = [text for text in plan.overrides or () if text.partition("=")[0] != "repeats"]
     words = [
         plan.recipe_file,
@@ -67,7 +67,7 @@ def sweep_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:
 
 
 def format_command(verb: str, sweep: SweepPaths) -> str:
-    """Return a whole command line, with --store if the sweep is not in the default store."""
+    """Return a complete command line, with --store if the sweep is not in the default store."""
     words = [*_program(), verb]
     store = sweep.root.parent
     if store != default_store():
@@ -76,7 +76,7 @@ def format_command(verb: str, sweep: SweepPaths) -> str:
 
 
 def _program() -> list[str]:
-    """Return the words that start this program: the installed command by its name where a shell finds this one."""
+    """Return the words that start this program. Name the installed command if a shell finds the same one."""
     found = shutil.which(PROGRAM)
     return [PROGRAM] if found and Path(found).samefile(sys.argv[0]) else [_python(), "-m", "orchestrator"]
 

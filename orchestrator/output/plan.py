@@ -19,7 +19,7 @@ from orchestrator.submit.batch_script import BUNDLES, LANE, RUN, TOKEN, BatchScr
 from orchestrator.targets.slurm_cluster import Target
 
 MOST_SCRIPTS = 3
-"""Batch scripts that are printed; ``plan --json`` has all."""
+"""The most batch scripts that are printed. ``plan --json`` has all."""
 
 
 def warn_unused_cluster(profile: str) -> None:
@@ -103,7 +103,7 @@ def _print_memory(cells: Sequence[tuple[Cell, RankForecast]], target: Target) ->
 
 
 def print_not_checked(matters: Sequence[str], reason: str) -> None:
-    """Print what was not checked, as Slurm did not answer for this ``reason``."""
+    """Print what was not checked. ``reason`` is why Slurm did not answer."""
     if matters:
         print(f"\nnot checked, since {reason} (doctor --cluster NAME checks it where Slurm answers):")
         print(*(f"  {matter}" for matter in matters), sep="\n")
@@ -114,7 +114,7 @@ def _print_runs(bundle: PlannedBundle, cells: Mapping[str, Cell]) -> None:
 
 
 def _print_commands(cells: Iterable[Cell]) -> None:
-    """Print what the cells of engine command will run, and where."""
+    """Print which commands the cells of engine command will run, and where."""
     for cell in cells:
         if (spec := cell.run_spec).engine == "command":
             print(f"  {cell.label}: cd {spec.command.workdir}; {shlex.join(command_words(spec, {}))}")

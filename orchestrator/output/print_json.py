@@ -1,4 +1,4 @@
-"""What ``--json`` prints: one object with its ``format``, described in docs/schemas.json."""
+"""Print what ``--json`` asks for: one object with its ``format``, which docs/schemas.json describes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from launch.common.atomic_files import dumps
 
 FORMAT = 1
-"""Goes up where a field is renamed, removed, or means something else. Fields may be added without."""
+"""The version of the output. It increases if a field is renamed, removed or changes its meaning, not if one is added."""
 
 
 def print_json(content: Mapping[str, Any]) -> None:

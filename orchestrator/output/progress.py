@@ -19,9 +19,9 @@ from orchestrator.sweeps.store import other_writers
 def print_orders(
     paths: SweepPaths, states: Mapping[str, RunState], orders: Sequence[BundleOrder], other_runs: int
 ) -> None:
-    """Print which runs start now and which are kept: every run of ``states`` counts once.
+    """Print which runs start now and which are kept. Every run of ``states`` counts once.
 
-    ``other_runs`` counts runs of earlier plans of this name.
+    ``other_runs`` is the number of runs of earlier plans of this name.
     """
     ordered = {run_id for order in orders for run_id, _ in order.schedule}
     alive = [state for state in states.values() if state.alive]
@@ -42,7 +42,7 @@ def print_orders(
             print(f"{state.run_id} runs again, as attempt {state.next_attempt}: {folder}/{state.damaged}")
     if other_runs:
         print(f"{count('run', other_runs)} of earlier plans of this name are kept on disk; the report leaves them out")
-    # The reader of a pipe sees it before the first run starts.
+    # Flush, so that the reader of a pipe sees the output before the first run starts.
     sys.stdout.flush()
 
 
@@ -59,7 +59,7 @@ def warn_unshared_store(paths: SweepPaths) -> None:
 
 @cache
 def warn_shared_store(folder: Path) -> None:
-    """Print, once a process, that others can write to ``folder``, which holds sweeps: they decide what runs."""
+    """Print, once per process, that others can write to ``folder``. It holds sweeps, so they can decide what runs."""
     writers = other_writers(folder)
     if writers:
         sys.stderr.write(
@@ -69,7 +69,7 @@ def warn_shared_store(folder: Path) -> None:
 
 
 def print_cancelled(plan: Plan, cancelled: Sequence[str], states: Mapping[str, RunState], *, all_runs: bool) -> None:
-    """Print how many runs were cancelled, those of earlier plans apart, then the states that ``status`` counts."""
+    """Print how many runs were cancelled, those of earlier plans separately, then the states that ``status`` counts."""
     earlier = sum(run_id not in states for run_id in cancelled)
     if cancelled:
         apart = f", {earlier} of them of earlier plans" if earlier else ""
@@ -80,13 +80,13 @@ def print_cancelled(plan: Plan, cancelled: Sequence[str], states: Mapping[str, R
 
 
 def print_pruned(sweep: str, files: int, total: int, kept: str, *, dry_run: bool) -> None:
-    """Print one line: what was deleted of a sweep, or would be, or why nothing was."""
+    """Print one line: what was or would be deleted of a sweep, or why nothing was deleted."""
     verb = "would delete" if dry_run else "deleted"
     print(f"{sweep}: kept, {kept}" if kept else f"{sweep}: {verb} {count('file', files)}, {size(total)}")
 
 
 def print_retries(orders: Sequence[BundleOrder], excluded_nodes: Sequence[str]) -> None:
-    """Print what is retried after a failure of the infrastructure."""
+    """Print which runs are retried after a failure of the infrastructure."""
     print_excluded_nodes(excluded_nodes)
     print(f"{_count_runs(orders)} to retry")
 

@@ -22,17 +22,17 @@ from orchestrator.output.visible_stream import raw_stdout
 from orchestrator.sweeps.run_state import RunState
 
 LEAST_SECONDS = 5.0
-"""Running time before the time left is estimated."""
+"""The least running time before the remaining time is estimated."""
 MOST_ROWS = 20
-"""Runs that the live table shows."""
+"""The most runs that the live table shows."""
 _FIRST_ROWS = {"RUNNING": 0, "FAILED": 1, "COMPLETED": 2, "QUEUED": 3, "PLANNED": 3}
-"""Order of states in the live table; 1 for others."""
+"""The order of states in the live table. Other states have 1."""
 
 
 class Progress:
-    """The share of a sweep that is done, and an estimate of the time left.
+    """The share of a sweep that is done, and an estimate of the remaining time.
 
-    The estimate uses the pace of the runs. It leaves out the time in which none ran, as in Slurm's queue.
+    The estimate uses the pace of the runs. It leaves out the time in which no run ran, for example in Slurm's queue.
     """
 
     def __init__(self, cells: Mapping[str, Cell], clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +44,7 @@ class Progress:
         self._first: float | None = None
 
     def update(self, states: Mapping[str, RunState]) -> tuple[float, str]:
-        """Return the share that is done, from 0 to 1, and the time left in words."""
+        """Return the share that is done, from 0 to 1, and the remaining time in words."""
         now = self._clock()
         if self._is_running:
             self._seconds += now - self._last
@@ -104,7 +104,7 @@ class LiveView:
         for run_id, state in rows[:MOST_ROWS]:
             cell = self._cells[run_id]
             row = (run_id, cell.label, state.name, format_steps(state, cell), describe_job(state))
-            # As text, not as rich's markup.
+            # Show it as text, not as rich's markup.
             table.add_row(*(Text(escape_invisible(word)) for word in row[: len(headings)]))
         if len(rows) > MOST_ROWS:
             table.add_row("...", f"and {len(rows) - MOST_ROWS} more")
@@ -119,7 +119,7 @@ View: TypeAlias = LineView | LiveView
 
 @contextlib.contextmanager
 def open_view(plan: Plan) -> Iterator[View]:
-    # Who watches for days would keep what cycles hold.
+    # Collect garbage more often: over days of watching, uncollected cycles would fill the memory.
     gc.set_threshold(100_000)
     if sys.stdout.isatty():
         with Live(console=Console(file=raw_stdout()), refresh_per_second=4) as live:
@@ -129,7 +129,7 @@ def open_view(plan: Plan) -> Iterator[View]:
 
 
 def print_new(view: View, printed: set[str], lines: Sequence[str]) -> set[str]:
-    """Print the lines that the previous poll did not have. Return those of this poll."""
+    """Print the lines that the previous poll did not have. Return all lines of this poll."""
     for line in lines:
         if line not in printed:
             view.print(line)

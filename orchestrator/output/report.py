@@ -1,4 +1,4 @@
-"""Print a report in short, or a whole document of a sweep."""
+"""Print a short form of a report, or a whole document of a sweep."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from orchestrator.output.next_commands import sweep_command
 from orchestrator.sweeps.report_process import TRACK_SECONDS, is_tracked
 
 MOST_ROWS = 40
-"""Cells that are printed; the report has all."""
+"""The most cells that are printed. The report has all."""
 
 
 def print_report(paths: SweepPaths, plan: Plan) -> None:
-    """Print the summary, a row for each cell, the path of the report, and what adds the repeats that decide on speed."""
+    """Print the summary, a row for each cell, the report's path, and the command that adds repeats to decide on speed."""
     content = read_json(paths.report / "summary.json")
     print(f"\n{content['summary']['text']}\n".replace("`", ""))
     rows: list[tuple[str, ...]] = [
@@ -36,13 +36,13 @@ def print_report(paths: SweepPaths, plan: Plan) -> None:
 
 
 def print_tracking(paths: SweepPaths, plan: Plan) -> None:
-    """Print what the command waits for before it prints the report."""
+    """Print that the command waits for the tracker before it prints the report, if the sweep is tracked."""
     if is_tracked(paths, plan):
         print(f"sending the report to Weights & Biases, for at most {TRACK_SECONDS:g} s", flush=True)
 
 
 def print_delivered(said: str) -> None:
-    """Print what trackers said: where the runs are, or how to upload them."""
+    """Print what trackers reported: where the runs are, or how to upload them."""
     if said:
         print(said)
 

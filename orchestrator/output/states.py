@@ -36,7 +36,7 @@ def format_steps(state: RunState, cell: Cell) -> str:
 
 
 def steps_done(state: RunState, cell: Cell) -> int:
-    """Return the steps of the latest attempt; all steps if its results are intact."""
+    """Return the number of steps of the latest attempt, or of all steps if its results are intact."""
     if state.outcome is not None and state.outcome.results_intact:
         return int(cell.spec["training"]["steps"])
     return state.steps_done
@@ -49,7 +49,7 @@ def states_to_json(
     holders: Sequence[SlotHolder] = (),
     needed: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Return what ``status --json`` prints. ``needed``: the runs that verdicts need and nobody has ordered."""
+    """Return what ``status --json`` prints. ``needed`` are the runs that verdicts need and nobody has ordered."""
     cells = plan.cell_of_run()
     rows = [
         {
@@ -79,7 +79,7 @@ def print_states(plan: Plan, states: Mapping[str, RunState]) -> None:
     cells = plan.cell_of_run()
     rows = [_row(state, cells[run_id]) for run_id, state in states.items()]
     heads = ("run", "state", "steps", "cell", "note" if any(row[-1] for row in rows) else "")
-    # One text: thousands of small ones take as long to print as the records to read.
+    # Print one text: printing thousands of small ones would take as long as reading the records.
     print("\n".join([*align([heads, *rows]), f"{plan.name}: {format_counts(states)}"]))
 
 

@@ -1,4 +1,4 @@
-"""Streams to a person: text of records cannot steer a terminal, and shows no secret."""
+"""Output streams for a person. Text from records cannot control the terminal, and secrets are hidden."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def visible_output() -> Iterator[None]:
 
 
 def raw_stdout() -> TextIO:
-    """Return standard output for bytes that are to stay as they are: those of a log, and of a table that is redrawn."""
+    """Return standard output without escaping, for the bytes of a log and for a table that is redrawn."""
     return sys.stdout.stream if isinstance(sys.stdout, VisibleStream) else sys.stdout

@@ -1,1 +1,1 @@
-"""Decide what would run and what would not, before anything is submitted."""
+"""Decide what will run and what will not, before anything is submitted."""

@@ -1,4 +1,4 @@
-"""Open the files that runs will read, before anything is submitted. A job would reject them one by one, hours later."""
+"""Open the files that runs will read, before anything is submitted. Jobs would reject them one by one, hours later."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_inputs(plan: Plan) -> None:
 
 
 def missing_programs(plan: Plan) -> list[Problem]:
-    """Return what this host lacks of the programs of engine command: folders in which they start, and scripts."""
+    """Return which working folders and scripts of engine command's programs are missing on this host."""
     specs = [cell.run_spec for cell in plan.cells if cell.state == "run" and cell.spec["engine"] == "command"]
     return list(dict.fromkeys(problem for spec in specs for problem in _missing_program(spec)))
 
@@ -51,7 +51,7 @@ def _missing_program(spec: RunSpec) -> Iterator[Problem]:
 
 def _open_data(spec: RunSpec) -> None:
     data = spec.data
-    # Imported where they are needed: both load numpy.
+    # Imported only here, because both load numpy.
     if data.kind == "text":
         from launch.data.text_files import text_files
 
@@ -83,5 +83,5 @@ def _data_use(spec: RunSpec) -> object:
 
 
 def _distinct(specs: Iterable[RunSpec], key: Callable[[RunSpec], object]) -> Iterable[RunSpec]:
-    """Return one spec for each key: thousands of cells share few."""
+    """Return one spec for each key. Thousands of cells share few keys."""
     return {key(spec): spec for spec in specs}.values()

@@ -17,7 +17,7 @@ from orchestrator.recipe.yaml_reader import dump
 
 
 def plan_logs(files: CurveFiles, capture_step: int | None, margins: Margins | None = None) -> Plan:
-    """Return the plan of the runs in ``files``. Its name follows from their numbers, and from what is on which side.
+    """Return the plan of the runs in ``files``. Its name is a digest of their numbers and of their sides.
 
     Raises:
         CurveError: no step is after ``capture_step``.
@@ -37,7 +37,7 @@ def plan_logs(files: CurveFiles, capture_step: int | None, margins: Margins | No
         for graph in (CudaGraph(), CudaGraph("command", name="graphed"))
     )
     cells = (_cell(eager, len(files.eager)), _cell(graphed, len(files.graphed)))
-    # Nothing runs, so nothing is interleaved: sides may have unlike numbers of repeats.
+    # Nothing runs, so repeats are not interleaved, and the sides may have different numbers of them.
     bundles = tuple(PlannedBundle(cell.cell_id, cell.workload_id, cell.run_ids) for cell in cells)
     eager_names, graphed_names = ([redact(name) for name in side] for side in (files.eager, files.graphed))
     said = {"eager": eager_names, "graphed": graphed_names, "capture_step": capture_step}
@@ -47,7 +47,7 @@ def plan_logs(files: CurveFiles, capture_step: int | None, margins: Margins | No
 
 
 def _numbers(side: Mapping[str, Curve]) -> list[list[str]]:
-    """Return the digests of each curve's columns, its steps, its metrics and their printed units, and its settings."""
+    """Return, for each curve, the digests of its steps, metrics and printed units, and its settings as text."""
     arrays = (
         [curve.steps.step, *(curve.steps.of(name) for name in curve.units), *curve.units.values()]
         for curve in side.values()

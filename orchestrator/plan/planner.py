@@ -19,7 +19,7 @@ from orchestrator.targets.slurm_cluster import Target
 
 
 def make_plan(recipe: Recipe, cells: Sequence[ResolvedCell], target: Target) -> Plan:
-    """Judge ``cells``, and put those that can run on ``target`` into one bundle for each workload."""
+    """Judge ``cells``. Put those that can run on ``target`` into one bundle for each workload."""
     added = {cell.spec.cell_id for cell in cells if cell.is_added_baseline}
     judged = _drop_unneeded([_judge(cell, recipe, target) for cell in cells], added)
     judged = _drop_unneeded(_limit_time(judged, target), added)
@@ -61,7 +61,11 @@ def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> Cell:
 
 
 def _check(cell: ResolvedCell, target: Target) -> tuple[CellState, tuple[Reason, ...]]:
-    """Return whether a rule rejects ``cell`` wherever the recipe lets it run, or ``target`` alone cannot run it, and why."""
+    """Return the state of ``cell`` and the reasons.
+
+    It is "rejected" if rules forbid it on every device that the recipe allows, and "not_runnable" if only ``target`` cannot run
+    it.
+    """
     spec, here = cell.spec, refusals(cell.spec)
     if here and cell.resources.device == "auto":
         spec = replace(spec, placement=replace(spec.placement, device="cuda"))
@@ -89,7 +93,8 @@ def _add_perturbed(cell: Cell, perturbed: str | None) -> Cell:
 def _perturbed_runs(cells: Sequence[Cell], recipe: Recipe) -> dict[str, str]:
     """Return the perturbed run that a verdict may need, by its eager cell.
 
-    Only equal eager repeats ask for it. Without margins every difference is a divergence, whatever its cause.
+    A verdict needs it only if eager repeats are equal. Without margins no verdict needs it: every difference is a divergence,
+    whatever its cause.
     """
     graphed = {cell.workload_id for cell in cells if cell.graphed and cell.run_ids}
     eager = (cell for cell in cells if not cell.graphed and len(cell.run_ids) > 1 and cell.workload_id in graphed)
@@ -110,7 +115,7 @@ def _drop_unneeded(cells: Sequence[Cell], added: Set[str]) -> list[Cell]:
 
 
 def _limit_time(cells: Sequence[Cell], target: Target) -> list[Cell]:
-    """Make the cells of a workload not runnable where no allocation lasts for all of their runs, which share it."""
+    """Make the cells of a workload not runnable if no allocation lasts for all of their runs, which share one."""
     too_long = {
         workload: target.check_time([cell for cell in group for _ in cell.run_ids])
         for workload, group in _by_workload(cells).items()
@@ -124,7 +129,7 @@ def _limit_time(cells: Sequence[Cell], target: Target) -> list[Cell]:
 
 
 def _bundles(cells: Iterable[Cell], looks: tuple[int, ...]) -> tuple[PlannedBundle, ...]:
-    # With other looks it is another bundle, whose runs are not those that this one did not need.
+    # Other looks make another bundle, because that bundle does not share this one's runs that were not needed.
     return tuple(
         PlannedBundle(
             f"{workload}-{digest([*(c.cell_id for c in group), *looks])[:6]}", workload, _interleave(group, looks)
@@ -134,7 +139,7 @@ def _bundles(cells: Iterable[Cell], looks: tuple[int, ...]) -> tuple[PlannedBund
 
 
 def _bundles_if_needed(cells: Iterable[Cell], perturbed: Mapping[str, str]) -> tuple[PlannedBundle, ...]:
-    """Return a bundle of its own for each ``perturbed`` run: by then the others have ended."""
+    """Return a separate bundle for each ``perturbed`` run, which begins when the other runs have ended."""
     return tuple(
         PlannedBundle(f"{cell.workload_id}-perturbed", cell.workload_id, (perturbed[cell.cell_id],))
         for cell in cells
@@ -152,10 +157,10 @@ def _by_workload(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def _interleave(cells: Sequence[Cell], looks: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the runs repeat by repeat, every other repeat backwards: eager, graphed, graphed, eager, ... A perturbed run is last,
-    or comes before the first of ``looks``.
+    """Return the runs repeat by repeat, every other repeat backwards: eager, graphed, graphed, eager, ...
 
-    A machine that changes steadily, or is slower in every other run, then shifts the pairs of a cell in opposite directions.
+    A machine that changes steadily, or is slower in every other run, then shifts the pairs of a cell in opposite directions. A
+    perturbed run is last or, with ``looks``, follows the repeats before the first look.
     """
     repeats = zip(*(cell.repeat_ids for cell in cells), strict=True)
     interleaved = [run_id for number, repeat in enumerate(repeats) for run_id in repeat[:: -1 if number % 2 else 1]]
@@ -165,7 +170,7 @@ def _interleave(cells: Sequence[Cell], looks: tuple[int, ...]) -> tuple[str, ...
 
 
 def gpu_hours(plan: Plan) -> float:
-    """Return the most GPU hours that the plan can take, with every run at its time limit. 0 on CPUs."""
+    """Return the most GPU hours that the plan can take: those with every run at its time limit. They are 0 on CPUs."""
     seconds = 0.0
     for cell in plan.cells:
         placement = cell.spec["placement"]
@@ -176,7 +181,8 @@ def gpu_hours(plan: Plan) -> float:
 
 
 def check_budget(hours: float, most: float | None) -> None:
-    """
+    """Check the plan's budget.
+
     Raises:
         InputError: the plan may take more than ``most`` GPU hours.
     """

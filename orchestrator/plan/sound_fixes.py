@@ -1,7 +1,7 @@
-"""Fixes that lead to no other refusal.
+"""Drop fixes that would lead to another refusal.
 
-A fix lists alternatives ("Set A, or B and C"). One that spells a setting as ``field=value`` can be tried on the cell: what
-another rule would refuse is left out.
+A fix lists alternatives ("Set A, or B and C"). Alternatives that spell settings as ``field=value`` are tried on the cell, and
+those that another rule would refuse are left out.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SETTING = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)*=(?:\[[^\]]*\]|[\w.]*\w)")
 
 
 def alternatives(fix: str) -> list[tuple[str, list[str]]]:
-    """Return each alternative of ``fix`` with the settings that it spells."""
+    """Return each alternative of ``fix`` with its settings."""
     return [(text, _SETTING.findall(text)) for text in _BETWEEN.split(fix.rstrip("."))]
 
 
 def keep_sound_fixes(spec: RunSpec, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
-    """Return the ``reasons`` why ``spec`` does not run, each without alternatives that another rule refuses."""
+    """Return ``reasons``, each without the alternatives that another rule refuses for ``spec``."""
     refused = {reason.rule for reason in reasons}
     return tuple(replace(reason, remedy=_keep_sound(spec, reason, refused - {reason.rule})) for reason in reasons)
 
@@ -50,12 +50,12 @@ def _refusals(spec: RunSpec) -> set[str]:
 
 @lru_cache(maxsize=1024)
 def _parse(setting: str) -> tuple[str, Any]:
-    """Thousands of refused cells have few fixes."""
+    """Return the field and the value of a setting. Cache them, because thousands of refused cells have few fixes."""
     return parse_setting(setting.replace("resources.device", "placement.device"))
 
 
 def apply(spec: RunSpec, settings: list[str]) -> RunSpec:
-    """Return ``spec`` with ``settings``. Degrees of parallelism leave the number of ranks as it is."""
+    """Return ``spec`` with ``settings``. Degrees of parallelism do not change the number of ranks."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in map(_parse, settings):
         section, _, key = name.partition(".")

@@ -1,4 +1,4 @@
-"""Which cells cannot work, and why: tables of rules, judged before a GPU is used. Pure, and never raises."""
+"""Decide which cells cannot work, and why, by tables of rules, before a GPU is used. Pure, and never raises."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def violations(spec: RunSpec) -> tuple[Reason, ...]:
 
 
 def refusals(spec: RunSpec) -> tuple[Reason, ...]:
-    """Return why no host runs ``spec``: the rules that it violates, and what its engine does not support."""
+    """Return why no host can run ``spec``: the rules that it violates, and what its engine does not support."""
     return (*violations(spec), *unsupported(spec))
 
 
 def as_markdown() -> str:
-    """Return docs/rules.md: the tables, one section each."""
+    """Return docs/rules.md, which has a section for each table."""
     rules = [f"## {title}\n\n{_table(table)}" for title, table in TABLES.items()]
     support = [f"### {engine}\n\n{_table(table)}" for engine, table in SUPPORT.items()]
     return "\n".join((PREAMBLE, *rules, SUPPORT_PREAMBLE, *support))

@@ -1,4 +1,4 @@
-"""Rules on injected faults: those that would never occur, so that a run meant to fail would pass."""
+"""Rules on injected faults. They reject faults that would never occur: a run that is meant to fail would pass."""
 
 from __future__ import annotations
 

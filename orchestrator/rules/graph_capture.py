@@ -1,4 +1,4 @@
-"""Rules on what a captured region cannot hold, and what a capture requires of its run."""
+"""Rules on what a captured region cannot contain, and on what a capture requires of its run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKED_ROUTERS = (
 
 
 def _captures_experts(spec: RunSpec) -> bool:
-    # torch_compile leaves experts between its graphs where they wait for the host.
+    # torch_compile leaves experts between its graphs if they wait for the host.
     return "experts" in spec.captured_parts and not spec.cuda_graph.implementation.compiles
 
 

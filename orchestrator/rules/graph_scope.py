@@ -1,4 +1,4 @@
-"""Rules on which implementation and scope belong together, and to which engine and model."""
+"""Rules on which implementation and scope fit each other, and fit the engine and the model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def _names_on(engine: EngineName) -> str:
 
 
 def _moe_scope_without_experts(spec: RunSpec) -> bool:
-    # Megatron-Core counts a single expert as none.
+    # Megatron-Core counts a single expert as no experts.
     least = 2 if spec.engine == "megatron" else 1
     return spec.model.num_moe_experts < least and any(name in MOE_SCOPES for name in spec.cuda_graph.scope)
 
 
 def _captures_whole_layers(spec: RunSpec) -> bool:
-    """Return whether a scope that is not empty selects layers that are captured whole."""
+    """Return whether a non-empty scope selects layers that are captured whole."""
     implementation = spec.cuda_graph.implementation
     return implementation.takes_scope and not implementation.splits_layers and bool(spec.cuda_graph.scope)
 

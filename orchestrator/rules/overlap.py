@@ -1,4 +1,4 @@
-"""Rules on what may overlap: exchanges between ranks, and computations of other micro-batches."""
+"""Rules on what may overlap: communication between ranks, and computation of other micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules on layouts that no set of ranks can form. launch/support/layout.py has those on what must divide."""
+"""Rules on layouts that no set of ranks can form. launch/support/layout.py has the rules on what must be divisible."""
 
 from __future__ import annotations
 

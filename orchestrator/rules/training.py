@@ -1,4 +1,4 @@
-"""Rules on training settings that cannot work, or after which nothing would be measured."""
+"""Rules on training settings that cannot work, or with which nothing would be measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECOMPUTABLE: Mapping[str, Callable[[Model], bool]] = {
     "moe_act": lambda model: model.is_moe,
     "shared_experts": lambda model: model.moe_shared_expert_ffn_hidden_size != 0,
 }
-"""The modules that can be recomputed by name, and whether a model has them."""
+"""The modules that can be recomputed, by name, each with a test of whether a model has it."""
 WITHIN_EXPERTS = {"moe_act", "shared_experts"}
 
 
@@ -37,7 +37,7 @@ def _rises(spec: RunSpec) -> bool:
 
 
 def _misaligned_fp8_sizes(spec: RunSpec) -> list[str]:
-    """Return the fields of a rank's matrices in a layer that fp8 kernels cannot multiply. Tokens of experts are padded."""
+    """Return the fields that give a layer matrices which fp8 kernels cannot multiply. Tokens of experts are padded."""
     model, layout, training = spec.model, spec.parallelism, spec.training
     if training.fp8 == "none":
         return []
@@ -47,7 +47,7 @@ def _misaligned_fp8_sizes(spec: RunSpec) -> list[str]:
     keys_and_values = 2 * model.num_query_groups * model.kv_channels
     batch = ("training.micro_batch_size", "training.sequence_length", "parallelism.cp")
     heads = ("model.num_attention_heads", "model.kv_channels", "parallelism.tp")
-    # Each size with its factor and the fields that it comes from.
+    # Each size has its factor and the fields from which it is computed.
     sizes = [
         (tokens, 16, batch),
         (model.hidden_size, 16, ("model.hidden_size",)),

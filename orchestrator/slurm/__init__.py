@@ -1,1 +1,1 @@
-"""What Slurm's commands print, and which of their options a profile may set."""
+"""Read what Slurm's commands print."""

@@ -22,15 +22,15 @@ class Job:
     """ "123", or "123_4" of an array."""
     name: str
     state: str
-    """Slurm's name of it, GONE or UNKNOWN."""
+    """Slurm's name of the state, or GONE or UNKNOWN."""
     reason: str = ""
-    """Why it waits."""
+    """Why the job waits."""
     expected_start: float | None = None
-    """Of a job that waits, in seconds since the epoch; None where Slurm has no estimate."""
+    """The expected start of a waiting job, in seconds since the epoch. None if Slurm has no estimate."""
     nodes: str = ""
-    """As Slurm writes them: "node[1-2,7]"; empty before the job has nodes."""
+    """The nodes as Slurm writes them: "node[1-2,7]". Empty before the job has nodes."""
     exit_code: str = ""
-    """ "3:0" (exit code, signal); of jobs that sacct listed."""
+    """The exit code and signal, such as "3:0", of a job that sacct listed."""
 
     @property
     def ended(self) -> bool:
@@ -71,7 +71,7 @@ def _rows(text: str, separator: str, count: int) -> Iterator[list[str]]:
 
 
 def _elements(job_id: str) -> Iterator[str]:
-    """Yield the ids that ``job_id`` stands for: "12_[0-2,7%4]" is an array's elements that have not started."""
+    """Yield the ids that ``job_id`` stands for. "12_[0-2,7%4]" stands for an array's elements that have not started."""
     base, bracket, places = job_id.partition("_[")
     if not bracket:
         yield job_id

@@ -1,8 +1,7 @@
-"""Why a job will not start until somebody acts, in words, with the fix. Pure.
+"""Explain why a job will not start until somebody acts, with the fix. Pure.
 
-Sources: job_state_reason.c and the descriptions that slurmctld shows instead of a reason, of Slurm 20.11 to 25.05;
-resource_limits.html for the limits. Reasons that pass with time (Priority, Resources, Dependency, BeginTime, ...) have
-no row.
+The sources are job_state_reason.c of Slurm 20.11 to 25.05, the descriptions that slurmctld shows instead of a reason, and
+resource_limits.html for the limits. Reasons that pass with time (Priority, Resources, Dependency, BeginTime, ...) have no row.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from launch.slurm.job_states import stage_of
 from orchestrator.slurm.job_listing import Job
 
 OF_THIS_SWEEP = ("Dependency", "JobArrayTaskLimit")
-"""Reasons of a job that waits for earlier jobs of its own sweep, by its name or its array."""
+"""The reasons for which a job waits for earlier jobs of its own sweep: those of its name, or of its array."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ PENDING_REASONS: tuple[PendingReason, ...] = (
 
 
 def blocking_reason(job: Job) -> PendingReason | None:
-    """Return what keeps ``job`` from starting; None where it does not wait, or only waits for its turn."""
+    """Return what keeps ``job`` from starting, or None if it does not wait or only waits for its turn."""
     if stage_of(job.state) != "waits":
         return None
     return next((row for row in PENDING_REASONS if re.search(row.pattern, job.reason)), None)

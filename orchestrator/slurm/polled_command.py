@@ -1,4 +1,4 @@
-"""A Slurm command that is asked again and again, and less often where it is slow or fails."""
+"""A Slurm command that is called repeatedly, and less often if it is slow or fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launch.slurm.command import Unanswered, run
 
 
 class PolledCommand:
-    """A Slurm command that is called again and again."""
+    """A Slurm command that is called repeatedly."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -18,19 +18,19 @@ class PolledCommand:
         self._failures = 0
         self._since = ""
         self.separator = secrets.token_hex(8)
-        """Between the values that it prints: no job's name contains it."""
+        """The separator between printed values. No job's name contains it."""
         self.fault = ""
-        """Since when it has not answered, and why; empty where it answers."""
+        """Since when the command has not answered, and why. Empty if it answers."""
         self.exists = True
-        """False where it is not installed, or the site has switched off what it reads."""
+        """Whether the command can answer. False if it is not installed or the site has disabled what it reads."""
 
     @property
     def due(self) -> bool:
-        """Whether it may be called again."""
+        """Whether the command may be called again."""
         return time.monotonic() >= self._next
 
     def ask(self, *arguments: str) -> str | None:
-        """Return what it prints; None, with :attr:`fault`, where it does not answer."""
+        """Return what the command prints. If it does not answer, return None and set :attr:`fault`."""
         begun = time.monotonic()
         try:
             answer = run(self._name, *arguments)

@@ -1,1 +1,1 @@
-"""What can run a cell: this host, or a Slurm cluster with a site's profile."""
+"""The targets that can run a cell: this host, or a Slurm cluster with a site's profile."""

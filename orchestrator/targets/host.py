@@ -1,4 +1,4 @@
-"""What this host has, found without importing torch."""
+"""Find what this host has, without importing torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RELEASES = {f"megatron-core {release}": release for release in get_args(Megatro
 
 @dataclass(frozen=True)
 class StartSettings:
-    """How a bundle starts on a target: that part of launch.contract.bundle.BundleOrder which depends on the target."""
+    """How a bundle starts on a target: the part of launch.contract.bundle.BundleOrder that depends on the target."""
 
     slots: int
     slot_names: tuple[str, ...]
@@ -76,7 +76,7 @@ class Host:
 
 
 def check_software(spec: RunSpec, packages: frozenset[str] | None) -> Iterator[Reason]:
-    """Yield why ``spec`` cannot run with ``packages`` on any device. None are unknown packages."""
+    """Yield why ``spec`` cannot run with ``packages`` on any device. ``packages`` is None if they are unknown."""
     missing = [] if packages is None else sorted(_needed_packages(spec) - packages)
     if missing:
         backend = spec.training.attention_backend
@@ -99,7 +99,7 @@ def this_host() -> Host:
 
 
 def installed_packages() -> frozenset[str]:
-    """Return the optional packages that this interpreter finds, Megatron-Core with its release if it is a supported one."""
+    """Return the optional packages that this interpreter finds. A supported Megatron-Core is named with its release."""
     versions = {name: _version(name) for name in _OPTIONAL_PACKAGES}
     megatron = (package for package, release in _RELEASES.items() if is_release(versions["megatron-core"], release))
     return frozenset([*megatron, *(["transformer-engine"] if versions["transformer-engine"] else [])])
@@ -117,7 +117,7 @@ def _visible_gpus() -> tuple[str, ...]:
 
 
 def _version(package: str) -> str:
-    """Return the installed version of ``package``, empty if there is none."""
+    """Return the installed version of ``package``, or "" if there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a bundle asks Slurm for. Pure. Bundles with equal requests go into one job array."""
+"""Compute what a bundle requests from Slurm. Pure. Bundles with equal requests go into one job array."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from launch.contract.plan import Cell, Limits, Plan
 from orchestrator.targets.profile import Profile
 
 START_MINUTES = 10.0
-"""From the start of a job to its first run: the site's prolog and setup lines, the supervisor."""
+"""Minutes from the start of a job to its first run: the site's prolog, setup lines, and the supervisor's start."""
 MINUTES_BETWEEN_RUNS = 1.0
-"""To start a step, and to end one that has reached its limit."""
+"""Minutes to start a job step, and to end one that has reached its limit."""
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """One allocation. ``gpus_per_node`` 0 asks for none. ``minutes`` is sbatch's --time."""
+    """One allocation. ``gpus_per_node`` 0 requests no GPUs. ``minutes`` is sbatch's --time."""
 
     nodes: int
     ranks_per_node: int
@@ -41,7 +41,7 @@ def runs_request(runs: Sequence[Cell], profile: Profile) -> JobRequest:
 
 
 def placement_request(placement: Mapping[str, Any], minutes: int, profile: Profile) -> JobRequest:
-    """Return the request for ranks with ``placement``, which is a spec's, field by field."""
+    """Return the request for ranks with ``placement``, a spec's placement as a mapping of its fields."""
     wants_gpus = placement["device"] == "cuda" and profile.gpus != "none"
     return JobRequest(
         nodes=placement["nodes"],
@@ -53,5 +53,5 @@ def placement_request(placement: Mapping[str, Any], minutes: int, profile: Profi
 
 
 def limits_of(runs: Sequence[Cell]) -> Limits:
-    """Return the limits that hold for each run of a bundle: those of the cell that may take longest."""
+    """Return the limits for each run of a bundle: those of the cell that may take longest."""
     return max((cell.limits for cell in runs), key=lambda limits: limits.run_seconds)

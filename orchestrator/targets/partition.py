@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _FEATURE = re.compile(r"\w[\w.-]*")
 """A constraint that names one feature. Others are expressions over several."""
 _MEGABYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
-"""By the suffix of sbatch's --mem. Without a suffix it is in megabytes."""
+"""Megabytes per unit, by the suffix of sbatch's --mem. Without a suffix, --mem is in megabytes."""
 _OTHER_PARTITION = "name another partition in the profile"
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Equal nodes of a partition. ``gpus`` is per node, by type, "" where the site names no type."""
+    """Equal nodes of a partition. ``gpus`` counts a node's GPUs by type, which is "" if the site names none."""
 
     count: int
     cpus: int
@@ -40,8 +40,10 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Partition:
-    """``max_minutes`` and ``max_nodes`` limit one job. They are infinite without a limit. Nodes that are down count,
-    since they come back."""
+    """A partition. ``max_minutes`` and ``max_nodes`` limit one job, and are infinite without a limit.
+
+    Nodes that are down count, because they come back.
+    """
 
     name: str
     is_default: bool
@@ -53,7 +55,7 @@ class Partition:
     nodes: tuple[Nodes, ...]
 
     def check(self, request: JobRequest, profile: Profile) -> tuple[Reason, ...]:
-        """Return why no job of this size starts here, whatever its time limit."""
+        """Return why no job of this size can start here, whatever its time limit."""
         if self.state != "UP":
             fix = "wait until it is UP, or name another one in the profile"
             return (Reason("cluster.partition", f"partition {self.name} is {self.state}: no job starts in it", fix),)
@@ -70,7 +72,7 @@ class Partition:
     def _check_number(
         self, nodes: Sequence[Nodes], request: JobRequest, profile: Profile, where: str
     ) -> Iterator[Reason]:
-        """Yield why there are too few nodes, counting those that are large enough, or more than one job may have."""
+        """Yield why too few nodes are large enough, or why one job may not have as many."""
         fitting = sum(equal.count for equal in nodes if not any(_check_size([equal], request, profile, where)))
         needs = f"the run needs {count('node', request.nodes)}, and {where}"
         fix = f"{_OTHER_PARTITION}, or change resources.nodes"
@@ -83,7 +85,7 @@ class Partition:
 
 
 def _check_size(nodes: Sequence[Nodes], request: JobRequest, profile: Profile, where: str) -> Iterator[Reason]:
-    """Yield why not one of ``nodes`` is large enough."""
+    """Yield why none of ``nodes`` is large enough."""
     kind = profile.gpu_type
     needs = (
         ("cluster.cpus", request.ranks_per_node * request.cpus_per_rank, max(equal.cpus for equal in nodes), "CPUs",
@@ -101,7 +103,7 @@ def _check_size(nodes: Sequence[Nodes], request: JobRequest, profile: Profile, w
 
 
 def _megabytes(mem: str | None) -> float:
-    """Return a profile's ``mem`` in megabytes. "0" asks for all memory of a node, which every node has."""
+    """Return a profile's ``mem`` in megabytes. "0" requests all memory of a node, so every node has enough."""
     if mem is None:
         return 0.0
     return float(mem.rstrip("KMGTkmgt")) * _MEGABYTES.get(mem[-1].upper(), 1.0)

@@ -1,7 +1,7 @@
-"""A cluster's profile, what a Slurm site needs of a job: one row for each field. docs/clusters.md describes them.
+"""A cluster's profile: what a Slurm site requires of a job, with one row for each field. docs/clusters.md describes them.
 
-A profile is clusters/NAME.yaml here, or in the user's own folder. Every problem is reported at once, with line and fix.
-Interpolations stay as they are: ``${NAME}`` in a line of shell is for the shell.
+A profile is clusters/NAME.yaml here, or in the user's own folder. All problems are reported together, with line and fix.
+Interpolations are not resolved: ``${NAME}`` in a line of shell is for the shell.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Option(NamedTuple):
     """How a field of a profile reaches Slurm."""
 
     to_sbatch: bool = False
-    """Whether sbatch gets the field, as its option of the same name."""
+    """Whether sbatch gets the field as its option of the same name."""
     shell_default: bool = False
-    """Whether SBATCH_<NAME> of the shell applies where the profile leaves the field out."""
+    """Whether the shell's SBATCH_<NAME> applies if the profile omits the field."""
     replaces: tuple[str, ...] = ()
     """Options that a profile cannot add because of this field, besides the option of the same name."""
 
@@ -81,7 +81,7 @@ class Profile:
     reservation: str | None = _row(to_sbatch=True, shell_default=True)
     wckey: str | None = _row(to_sbatch=True, shell_default=True)
     gpus: Literal["gres", "gpus_per_node", "none"] = _row("gres", replaces=("gpus-per-node", "gpus-per-socket", "gres"))
-    """How jobs ask for GPUs. "none" is for sites that allocate whole nodes and reject both options."""
+    """How jobs request GPUs. "none" is for sites that allocate whole nodes and reject both options."""
     gpu_type: str | None = _row(
         check=_matches(r"[\w.-]+", "not a type of GPU", "write it as in Gres=gpu:TYPE:8 of `scontrol show node`")
     )
@@ -109,7 +109,7 @@ class Profile:
             r"[^:,]+:[^:,]+(:[^:,]+)?", "not of the form FROM:TO[:FLAGS]", "write for example /data:/data:ro"
         ),
     )
-    """This checkout and the store are mounted in any case."""
+    """Additional mounts. This checkout and the store are always mounted."""
     python: str | None = _row(
         check=_matches(
             r"\S+", "not the name or path of one program", "leave its options out, or write a script that adds them"
@@ -117,17 +117,17 @@ class Profile:
     )
     """The interpreter of ranks. The default is this command's interpreter, or python3 in a container."""
     setup: tuple[str, ...] = _row((), _check_setup)
-    """Lines of shell at the start of the batch script."""
+    """Shell lines at the start of the batch script."""
     sbatch: dict[str, str] = field(default_factory=dict)
-    """More options of sbatch, by their long names. An empty value is an option without a value."""
+    """More options of sbatch, by their long names. An empty value means an option without a value."""
     srun: tuple[str, ...] = _row((), _check_srun)
     """More options of the srun that starts ranks."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for every rank."""
     max_nodes: int | None = _row(check=interval_check(POSITIVE))
-    """Nodes that one sweep may use at a time."""
+    """The most nodes that one sweep may use at the same time."""
     max_jobs: int | None = _row(check=interval_check(POSITIVE))
-    """Jobs of one sweep that may run at a time."""
+    """The most jobs of one sweep that may run at the same time."""
     max_pending_minutes: float | None = _row(check=interval_check(ABOVE_ZERO))
     """A job that waits longer is cancelled."""
 
@@ -137,7 +137,7 @@ SHELL_DEFAULTS = tuple(name for name, option in OPTIONS.items() if option.shell_
 
 
 def sbatch_options(profile: Profile) -> dict[str, Any]:
-    """Return the options that ``profile`` passes to sbatch, in submitit's spelling. True is an option without a value."""
+    """Return the options that ``profile`` passes to sbatch, in submitit's spelling. True means an option without a value."""
     rows = {name: getattr(profile, name) for name, option in OPTIONS.items() if option.to_sbatch}
     present = {name: value for name, value in rows.items() if value is not None and value is not False}
     return present | {name.replace("-", "_"): value or True for name, value in profile.sbatch.items()}
@@ -168,7 +168,7 @@ def check_option(command: Command, name: str, value: Any) -> Flaw | None:
 
 
 DEFAULT = "default"
-"""The profile of the user's own folder that applies where none is named."""
+"""The profile of the user's own folder that applies if none is named."""
 
 # A line of shell contains commas.
 SCHEMA = Schema(Profile, separator="")
@@ -201,12 +201,12 @@ def find_profile(name: str) -> Path:
 
 
 def load_profile(name: str = "") -> Profile:
-    """Load the profile ``name``: the user's own, else one that ships.
+    """Load the profile ``name``: the user's own, else one of this repository.
 
-    Without a name it is the user's ``default``. Without that it leaves every choice to Slurm.
+    Without a name, load the user's ``default``. If there is none, return a profile that leaves every choice to Slurm.
 
     Raises:
-        InputError: there is no such profile, or with every problem of it.
+        InputError: there is no such profile, or it has problems; the error lists all.
     """
     if not name and find_yaml(DEFAULT, _folders()[:1]) is None:
         return Profile()

@@ -8,7 +8,7 @@ from typing import Literal
 Command = Literal["sbatch", "srun"]
 DEVICES = "each rank sees every GPU of its node, and uses the GPU of its local rank"
 _ROWS: tuple[tuple[str, str, str, str], ...] = (
-    # Why a profile cannot set them; options of both commands, of sbatch alone, of srun alone.
+    # Each row: why a profile cannot set the options, then the options of both commands, of sbatch only, of srun only.
     ("the recipe's resources set it", "nodes ntasks ntasks-per-node ntasks-per-core ntasks-per-gpu ntasks-per-socket "
      "ntasks-per-switch", "", ""),
     ("resources.minutes_per_run of the recipe sets it", "time time-min", "", ""),

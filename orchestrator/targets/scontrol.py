@@ -1,4 +1,4 @@
-"""Read Slurm's configuration: partitions, their nodes, the longest array."""
+"""Read Slurm's configuration: partitions, their nodes, and the largest array."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Configuration(NamedTuple):
 
 
 def query_partitions() -> tuple[Partition, ...]:
-    """Return every partition, hidden ones too.
+    """Return every partition, including hidden ones.
 
     Raises:
         SystemFault: Slurm does not answer.
     """
     partitions = _query("scontrol", "--all", "--oneliner", "show", "partition")
-    # One line for equal nodes of a partition: number; CPUs, megabytes, features and generic resources of each.
+    # One line for equal nodes of a partition: their number, then CPUs, megabytes, features and generic resources of each.
     nodes = _query("sinfo", "--all", "--noheader", "--exact", "--format=%R|%D|%c|%m|%f|%G")
     try:
         return parse_partitions(partitions, nodes)
@@ -55,10 +55,10 @@ def _query(*command: str) -> str:
 
 
 def parse_partitions(partitions: str, nodes: str) -> tuple[Partition, ...]:
-    """Parse what scontrol prints of partitions and sinfo of their nodes.
+    """Parse what scontrol prints about partitions, and sinfo about their nodes.
 
     Raises:
-        KeyError, ValueError: they print something else.
+        KeyError, ValueError: the output has another form.
     """
     by_partition: dict[str, list[Nodes]] = {}
     for line in nodes.splitlines():

@@ -25,19 +25,21 @@ from orchestrator.targets.scontrol import Configuration, query_configuration, qu
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a profile asks for, and what the cluster has. It does not include the limits of a QOS or an account: sbatch
-    or the reason why a job waits will name those."""
+    """What a profile requests, and what the cluster has.
+
+    The limits of a QOS or an account are not included. sbatch's error or a waiting job's reason will name those.
+    """
 
     profile: Profile
     partitions: tuple[Partition, ...]
-    """Those that the profile names. A job may run in any of them."""
+    """The partitions that the profile names. A job may run in any of them."""
     configuration: Configuration
     packages: frozenset[str] | None
-    """The packages that ranks find, None where ranks have a Python of their own."""
+    """The packages that ranks find, or None if ranks have their own Python."""
     folders: tuple[str, ...] = ()
-    """Folders that containers mount under the same name."""
+    """Folders that containers mount under the same path."""
     not_checked: tuple[str, ...] = ()
-    """What only Slurm can answer, where it was not asked. There are no ``partitions`` then."""
+    """What only Slurm could answer, if it was not asked. ``partitions`` is then empty."""
     scheduler: ClassVar[Literal["slurm"]] = "slurm"
 
     @property
@@ -46,7 +48,7 @@ class Cluster:
 
     @property
     def device(self) -> Device:
-        """The meaning of ``resources.device: auto``: cuda where Slurm knows of GPUs, or was not asked."""
+        """The meaning of ``resources.device: auto``: cuda if Slurm lists GPUs or was not asked."""
         has_gpus = any(nodes.gpus for partition in self.partitions for nodes in partition.nodes)
         return "cuda" if has_gpus or self.not_checked else "cpu"
 
@@ -84,7 +86,7 @@ class Cluster:
             needs = f"the run needs {count('node', request.nodes)}"
             message = f"{needs}, and max_nodes of the profile lets a sweep use {most} at a time"
             return (Reason("cluster.max_nodes", message, f"raise max_nodes to {request.nodes} in the profile"),)
-        # Of several partitions, report the one that comes closest.
+        # If there are several partitions, report the reasons of the one that comes closest.
         return min((partition.check(request, self.profile) for partition in self.partitions), key=len, default=())
 
     def _check_gpu_memory(self, spec: RunSpec) -> Iterator[Reason]:
@@ -107,7 +109,7 @@ Target = Host | Cluster
 
 
 def find_cluster(profile: Profile, store: Path) -> Cluster:
-    """Ask Slurm, once, what ``profile`` can use. ``store`` is the folder of sweeps.
+    """Ask Slurm once what ``profile`` can use. ``store`` is the folder of sweeps.
 
     Raises:
         InputError: there is no such partition.
@@ -124,7 +126,7 @@ def find_cluster(profile: Profile, store: Path) -> Cluster:
 
 
 def read_cluster(profile: Profile, store: Path) -> Cluster:
-    """Return the cluster as ``profile`` alone describes it, for a plan where Slurm does not answer."""
+    """Return the cluster as ``profile`` alone describes it, for a plan without an answer from Slurm."""
     partition = f"partition {profile.partition}" if profile.partition else "the default partition"
     not_checked = (
         f"{partition}: whether it is there and up, its time limit, and the number, CPUs, GPUs and memory of its nodes",

@@ -1,4 +1,4 @@
-"""Check what sweeps need of this host, or of a Slurm cluster and one of its nodes. Each check says what to do."""
+"""Check that this host, or a Slurm cluster and one of its nodes, has what sweeps need. Each check says what to do."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from orchestrator.targets.profile import load_profile, sbatch_options
 from orchestrator.targets.slurm_cluster import Cluster, find_cluster
 
 NODE_SECONDS = 300.0
-"""How long the job of a node may wait and run."""
+"""Seconds that the node's job may wait and run."""
 MOST_SKEW_SECONDS = 5.0
 _PROBE = "launch.train.describe_node"
 
 
 @dataclass(frozen=True)
 class Check:
-    """``found`` is what was seen, ``fix`` what to do; empty where nothing is to be done."""
+    """One check. ``found`` is what it found. ``fix`` says what to do, and is empty if nothing is to be done."""
 
     name: str
     state: Literal["pass", "warn", "fail"]
@@ -58,7 +58,7 @@ def check_cluster(name: str, store: Path) -> list[Check]:
     """Check the cluster of profile ``name``: Slurm, its partitions and, with a one-minute job, one node.
 
     Raises:
-        InputError: there is no such profile, or with every problem of it.
+        InputError: there is no such profile, or it has problems; the error lists all.
     """
     profile = load_profile(name)
     if reason := silence():
@@ -121,7 +121,7 @@ def _job_command(cluster: Cluster) -> list[str]:
 
 
 def _check_node(command: Sequence[str], environment: Mapping[str, str], store: Path, wants_gpu: bool) -> list[Check]:
-    """Have ``command``, which starts a Python on a node, describe it, and judge what it finds."""
+    """Run ``command``, which starts Python on a node and describes the node. Judge what it finds."""
     path = os.pathsep.join(filter(None, (str(SOURCE), environment.get("PYTHONPATH"))))
     try:
         store.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def _check_node(command: Sequence[str], environment: Mapping[str, str], store: P
         done = subprocess.run([*command, "-m", _PROBE, str(file)], env={**environment, "PYTHONPATH": path},
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
                               timeout=NODE_SECONDS)  # fmt: skip
-        # Setup lines and the site's prolog may print before.
+        # Setup lines and the site's prolog may print something first.
         found, ended = json.loads(done.stdout.splitlines()[-1]), time.time()
         return list(judge_node(found | {"came_back": file.read_text() == found["host"]}, wants_gpu, begun, ended))
     except subprocess.TimeoutExpired:

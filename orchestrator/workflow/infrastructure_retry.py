@@ -1,4 +1,4 @@
-"""Retry runs that a failure of the infrastructure ended, while a command watches the sweep under Slurm."""
+"""Retry runs that an infrastructure failure ended, while a command watches the sweep under Slurm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orchestrator.sweeps.store import is_planned, order_lock
 from orchestrator.targets.slurm_cluster import Cluster
 
 PAUSE_SECONDS = 30.0
-"""Pause after a retry that could not be submitted, while other runs go on."""
+"""Seconds to wait after a retry that could not be submitted, while other runs continue."""
 
 
 class InfrastructureRetry:
@@ -39,7 +39,7 @@ class InfrastructureRetry:
         try:
             return bool(self._orders(states)) and self._submit()
         except OrchestratorError as error:
-            # The runs go on, so keep watching them.
+            # The runs continue, so keep watching them.
             self._not_before = time.monotonic() + PAUSE_SECONDS
             if str(error) != self._last_error:
                 self._last_error = str(error)
@@ -66,7 +66,7 @@ class InfrastructureRetry:
 
 
 def nodes_to_avoid(states: Mapping[str, RunState], orders: Sequence[BundleOrder], cluster: Cluster) -> tuple[str, ...]:
-    """Return the nodes that failed the latest attempt of a run; none if too few nodes would be left for ``orders``."""
+    """Return the nodes on which the latest attempt of a run failed, or none if too few would be left for ``orders``."""
     outcomes = [state.outcome for state in states.values() if state.outcome is not None and state.outcome.node]
     failed = {node for outcome in outcomes if outcome.blames_node for node in outcome.node.split(",")}
     available = max(sum(nodes.count for nodes in partition.nodes) for partition in cluster.partitions)

@@ -1,7 +1,7 @@
-"""Delete sweeps, or what their reports do not need, and never what somebody still works on.
+"""Delete sweeps, or the files that their reports do not need, but nothing that is still in use.
 
-A crash at any moment leaves a sweep whole, or without files that nobody reads again, or out of the store: a sweep leaves
-the store by one rename, and what is left of it then is deleted by the next prune.
+A sweep leaves the store by one rename. A crash at any moment therefore leaves it complete, without files that nobody reads
+again, or out of the store. The next prune deletes what is left outside the store.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.sweeps.store import Store, file_sizes, order_lock, read_plan, report_disk_errors
 
 Keep = Literal["nothing", "reports"]
-"""What stays of a sweep. "reports": its reports, and what they can be written from again."""
+"""What to keep of a sweep. "reports" keeps its reports, and the records from which they can be written again."""
 DAY_SECONDS = 86_400
 _TAKEN_OUT = re.compile(r"\.pruned-.+-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was deleted of a sweep, or would be."""
+    """What was or would be deleted of a sweep."""
 
     sweep: str
     files: int = 0
     bytes: int = 0
     kept: str = ""
-    """Why nothing was; empty where something was, or could have been."""
+    """Why the sweep was kept. Empty if something was or could have been deleted."""
     fault: bool = False
-    """Whether it is kept because its state cannot be told."""
+    """Whether the sweep is kept because its state cannot be determined."""
 
 
 def prune(sweep: SweepPaths, keep: Keep, older_than_days: float | None, *, dry_run: bool) -> Pruned:
     """Delete ``sweep``, or all but what ``keep`` names.
 
-    It stays whole where a run of it runs or waits, or where one ended within ``older_than_days``.
+    Keep all of it if one of its runs is running or waiting, or ended within ``older_than_days``.
     """
     name = sweep.root.name
     try:
@@ -77,7 +77,7 @@ def prune(sweep: SweepPaths, keep: Keep, older_than_days: float | None, *, dry_r
 
 @contextlib.contextmanager
 def _report_lock(sweep: SweepPaths) -> Iterator[bool]:
-    """Keep reports of ``sweep`` from being written. Yield False where one is."""
+    """Prevent reports of ``sweep`` from being written. Yield False if one is being written."""
     with report_disk_errors(sweep):
         lock = Lock.try_acquire(sweep.report_lock)
     with lock or contextlib.nullcontext():
@@ -85,7 +85,7 @@ def _report_lock(sweep: SweepPaths) -> Iterator[bool]:
 
 
 def delete_leftovers(store: Store) -> None:
-    """Delete what an earlier prune took out of the store and had no time to delete, and nothing else of a like name.
+    """Delete what an earlier prune took out of the store but did not delete. Keep other folders with similar names.
 
     Raises:
         SystemFault: the store cannot be written to.
@@ -97,7 +97,7 @@ def delete_leftovers(store: Store) -> None:
 
 
 def _was_taken_out(path: Path) -> bool:
-    """Whether :func:`_take_out` gave the folder its name: it still has the plan of a sweep, or nothing at all."""
+    """Return whether :func:`_take_out` named the folder: it still has the plan of a sweep, or is empty."""
     if not _TAKEN_OUT.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
         return False
     with contextlib.suppress(SystemFault, FileNotFoundError):
@@ -107,9 +107,9 @@ def _was_taken_out(path: Path) -> bool:
 
 
 def _drop_outside(folder: Path, paths: Iterable[Path]) -> list[Path]:
-    """Return those ``paths`` in ``folder`` that exist, without what lies behind a link that leads out of it."""
+    """Return those ``paths`` that exist in ``folder``. Leave out what is behind a link to somewhere else."""
     root = folder.resolve()
-    # To resolve a path takes ten times as long as to find that it is not there, as most are.
+    # Most paths do not exist, and finding this out is ten times faster than resolving a path.
     return [path for path in paths if os.path.lexists(path) and path.resolve().is_relative_to(root)]
 
 
@@ -144,24 +144,24 @@ def _runs(sweep: SweepPaths) -> list[RunPaths]:
 
 
 def _find_logs(sweep: SweepPaths) -> Iterator[Path]:
-    """Yield what no report is written from: logs, job output, uploads, and how ranks of ended attempts ended."""
+    """Yield the files that no report reads: logs, job output, uploads, and how ranks of ended attempts ended."""
     yield from (sweep.root / "submitit", sweep.root / "queue.log", sweep.tracking)
     for bundle in map(BundlePaths, sorted(sweep.root.glob("bundles/*"))):
         yield from (bundle.log, bundle.track_log)
     for run in _runs(sweep):
         for attempt in run.attempts():
-            # Without an outcome the rest is the evidence of how it ended.
+            # If an attempt has no outcome, these files are the only evidence of how it ended.
             if attempt.has_ended:
                 yield from (attempt.logs, attempt.logs_pack, attempt.rank_exits)
 
 
 def _take_out(sweep: SweepPaths) -> Path:
-    """Rename the sweep, so that no command finds it any more. Return its new path."""
+    """Rename the sweep so that no command finds it any more. Return its new path."""
     return sweep.root.rename(sweep.root.with_name(f".pruned-{sweep.root.name}-{secrets.token_hex(4)}"))
 
 
 def _delete_sweep(folder: Path) -> None:
-    """Delete a sweep that was taken out, its plan last: it shows the next prune what the folder was."""
+    """Delete a sweep that was taken out. Delete its plan last, since the plan shows the next prune what the folder was."""
     plan = SweepPaths(folder).plan
     with contextlib.suppress(FileNotFoundError):
         _delete(path for path in folder.iterdir() if path != plan)

@@ -56,9 +56,9 @@ def run_sweep(
     paths: SweepPaths, plan: Plan, target: Target, policy: Policy, executor: Executor, *, wait: bool,
     allow_empty: bool = False, conclude: Callable[[SweepPaths], int] | None = None
 ) -> int:  # fmt: skip
-    """Run what ``policy`` allows and return the exit code: that of the report, or of ``conclude`` if it is given.
+    """Run what ``policy`` allows. Return the exit code of the report, or of ``conclude`` if it is given.
 
-    Without waiting, it is 0 once Slurm, or the queue of this host, has accepted the runs.
+    If the command does not wait, return 0 as soon as Slurm, or this host's queue, has accepted the runs.
     """
     states = carry_out(paths, plan, target, policy, executor, wait=wait)
     code = 0
@@ -71,7 +71,7 @@ def run_sweep(
 def carry_out(
     paths: SweepPaths, plan: Plan, target: Target, policy: Policy, executor: Executor, *, wait: bool
 ) -> Mapping[str, RunState]:
-    """Run what ``policy`` allows, then what verdicts on it need. Return the state of every run."""
+    """Run what ``policy`` allows, then the runs that its verdicts need. Return the state of every run."""
     scheduler = JobMonitor()
     with report_disk_errors(paths):
         paths.root.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def _run_started(
     paths: SweepPaths, plan: Plan, target: Target, executor: Executor, scheduler: JobMonitor, start: Callable[[], bool], *,
     wait: bool
 ) -> Mapping[str, RunState]:  # fmt: skip
-    """Start runs, watch them, and return the state of every run. ``start`` returns whether any run runs or waits."""
+    """Start runs, watch them, and return the state of every run. ``start`` returns whether any run is running or waiting."""
     with order_lock(paths):
         active = start()
         if active and executor == "local":
@@ -119,17 +119,17 @@ def _watch(paths: SweepPaths, plan: Plan, target: Target, executor: Executor, sc
 def _start_runs(
     paths: SweepPaths, plan: Plan, target: Target, policy: Policy, scheduler: JobMonitor, *, wait: bool
 ) -> bool:
-    """Write ``plan`` and submit the runs that may start. Return whether any run runs or waits now.
+    """Write ``plan`` and submit the runs that may start. Return whether any run is running or waiting now.
 
     Raises:
-        InputError: the sweep is running by another plan, or has results of another recipe.
+        InputError: the sweep is running under another plan, or has results of another recipe.
     """
     # Ask Slurm with any executor, because an earlier plan of this name may have jobs.
     jobs = poll_jobs(paths, scheduler)
     live = sum(len(run_ids) for _, run_ids in live_runs(paths, jobs))
     if live and not is_planned(paths, plan):
         message = f"sweep {plan.name!r} is already running with another plan ({count('run', live)} running or waiting)"
-        # Two plans at once would judge each other's runs.
+        # Two plans at the same time would judge each other's runs.
         fix = f"wait for it, cancel it ({cancel_command(paths, plan)}), or give this one another name: name=..."
         raise input_error("", message, fix)
     if policy == "new":
@@ -163,7 +163,10 @@ def _submit(
 
 
 def _judge_needed_runs(paths: SweepPaths, plan: Plan, states: Mapping[str, RunState]) -> frozenset[str]:
-    """Return the runs that begin only if a verdict needs them, and that one does; none before all others have ended."""
+    """Return the runs that begin only if a verdict needs them, and that a verdict does need.
+
+    Return none before all other runs have ended.
+    """
     waits = any(state.alive or state.name == "PLANNED" for state in states.values())
     if waits or not any(state.finished for state in states.values()) or plan.runs_if_needed <= states.keys():
         return frozenset()
@@ -172,7 +175,7 @@ def _judge_needed_runs(paths: SweepPaths, plan: Plan, states: Mapping[str, RunSt
 
 
 def _start_needed_runs(paths: SweepPaths, plan: Plan, target: Target, needed: Set[str], scheduler: JobMonitor) -> bool:
-    """Submit the runs in ``needed``. Return whether any run runs or waits now."""
+    """Submit the runs in ``needed``. Return whether any run is running or waiting now."""
     # Another command may have been faster, or planned the sweep again.
     if not is_planned(paths, plan):
         return False
@@ -184,9 +187,9 @@ def _start_needed_runs(paths: SweepPaths, plan: Plan, target: Target, needed: Se
 
 
 def _check_results_stay(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
-    """Refuse a ``plan`` of another recipe that shares no run with a plan of this name that has results.
+    """Refuse ``plan`` if an earlier plan of this name has results, is of another recipe, and shares no run with it.
 
-    The report covers the newest plan, so a good report would become one without results.
+    The report covers only the newest plan, so a good report would become one without results.
 
     Raises:
         InputError: it is such a plan.
@@ -211,7 +214,7 @@ def _check_results_stay(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
 
 
 def _merge_orders(first: Sequence[BundleOrder], second: Sequence[BundleOrder]) -> tuple[BundleOrder, ...]:
-    """Merge orders; of two orders for one bundle, keep the longer one."""
+    """Merge orders. Of two orders for one bundle, keep the longer one."""
     merged = {order.bundle_id: order for order in first}
     for order in second:
         merged[order.bundle_id] = max(order, merged.get(order.bundle_id, order), key=lambda order: len(order.schedule))
@@ -229,7 +232,7 @@ def _check_store(paths: SweepPaths) -> None:
 
 
 def _close_and_read(paths: SweepPaths, plan: Plan, jobs: Jobs) -> Mapping[str, RunState]:
-    """Write the outcome of attempts that died with their job, then return the state of every run."""
+    """Write the outcomes of attempts that died with their job. Then return the state of every run."""
     states = read_states(paths, plan, jobs)
     return read_states(paths, plan, jobs) if close_dead_attempts(paths, states) else states
 
@@ -245,14 +248,14 @@ def _delete_stale_orders(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
 
 
 def _report(paths: SweepPaths, plan: Plan, *, allow_empty: bool) -> int:
-    """Print the report of the records on disk. Return its exit code."""
+    """Print the report on the records on disk. Return its exit code."""
     _update_report(paths, plan)
     print_report(paths, plan)
     return read_exit_code(paths, allow_empty=allow_empty)
 
 
 def _update_report(paths: SweepPaths, plan: Plan) -> None:
-    """Write and track the report again unless it is of the records on disk. Print what trackers say."""
+    """Write and track the report again if records have changed since. Print what trackers report."""
     if read_records_digest(paths) != digest_records(paths, plan.cell_of_run()):
         write_report(paths)
         print_tracking(paths, plan)

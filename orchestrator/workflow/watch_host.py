@@ -16,13 +16,13 @@ from orchestrator.sweeps.slot_holders import slot_holders
 
 POLL_SECONDS = 0.5
 LOST_POLLS = 4
-"""Polls in a row that find ordered runs and no live process for them, before the runs count as lost."""
+"""The number of consecutive polls without a live process after which ordered runs count as lost."""
 MOST_RESTARTS = 3
-"""Queues that one watch starts in place of a killed one."""
+"""The most queues that one watch starts to replace killed ones."""
 
 
 def watch_host(paths: SweepPaths, plan: Plan, view: View, *, restart_queue: bool) -> None:
-    """Show the sweep until no run runs or waits. With ``restart_queue``, replace a queue that was killed."""
+    """Show the sweep until no run is running or waiting. With ``restart_queue``, replace a queue that was killed."""
     restarts = MOST_RESTARTS if restart_queue else 0
     lost_polls = 0
     printed: set[str] = set()
@@ -31,7 +31,7 @@ def watch_host(paths: SweepPaths, plan: Plan, view: View, *, restart_queue: bool
         states = read_states(paths, plan)
         view.update(states)
         printed = print_new(view, printed, describe_slots(slot_holders(paths, plan, states)))
-        # Nothing may be alive for a moment, while a queue starts or replaces another.
+        # For a moment no process may be alive, while a queue starts or replaces another.
         lost_polls = 0 if any(state.alive for state in states.values()) else lost_polls + 1
         if lost_polls and not has_pending(paths):
             return

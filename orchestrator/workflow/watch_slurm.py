@@ -21,7 +21,7 @@ from orchestrator.sweeps.submissions import Submission, read_submissions
 
 POLL_SECONDS = 0.5
 MOST_SECONDS = 20.0
-"""Longest pause between polls, however long one takes, so that a node failure or the end is noticed in time."""
+"""The longest pause between polls in seconds, even after a slow poll: a node failure or the end must be noticed in time."""
 
 Retry = Callable[[Mapping[str, RunState]], bool]
 """Submit what is to be retried, given the state of each run. Return whether anything was submitted."""
@@ -35,10 +35,10 @@ def watch_slurm(
     timeout: PendingTimeout,
     retry: Retry | None = None,
 ) -> dict[str, RunState]:
-    """Show the sweep until no run runs or waits. Return the final state of every run.
+    """Show the sweep until no run is running or waiting. Return the final state of every run.
 
-    With ``retry`` this command also writes outcomes that nobody else can write, cancels jobs that have waited too long,
-    and retries runs after each answer from Slurm. It waits for Slurm if a retry cannot be submitted.
+    With ``retry``, this command also writes outcomes that nobody else can write. It cancels jobs that have waited too long, and
+    retries runs after each answer from Slurm. If a retry cannot be submitted, it waits for Slurm.
     """
     printed: set[str] = set()
     jobs: Jobs | None = None
@@ -71,15 +71,15 @@ def _awaits_retry(state: RunState) -> bool:
 
 
 def _is_infrastructure(state: RunState) -> bool:
-    """Return whether nodes, network or scheduler ended the run, or kept it from beginning."""
+    """Return whether nodes, network or scheduler ended the run or prevented its start."""
     return state.abandoned or (state.outcome is not None and state.outcome.is_infrastructure)
 
 
 class PendingTimeout:
-    """Cancel jobs that this command has seen waiting for more than ``minutes``; None is forever.
+    """Cancel jobs that this command has seen waiting for more than ``minutes``. None means forever.
 
-    The time in which a job waits for others of its own sweep does not count. Nor does that before this command, which only
-    clocks of other hosts know.
+    Time in which a job waits for other jobs of its own sweep does not count. Time before this command does not count either,
+    because only the clocks of other hosts measured it.
     """
 
     def __init__(self, minutes: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,7 +87,7 @@ class PendingTimeout:
         self._clock = clock
         self._since: dict[str, float] = {}
         self.cancelled: dict[str, str] = {}
-        """The reason by job id."""
+        """The reasons of cancelled jobs, by job id."""
 
     def cancel_overdue(self, submissions: Iterable[Submission], jobs: Jobs) -> list[str]:
         """Cancel the jobs that have waited too long. Return the lines to print."""

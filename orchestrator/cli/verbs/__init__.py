@@ -1,6 +1,6 @@
 """One module per verb, with ``EXAMPLE``, ``add_arguments(parser)`` and ``run(arguments)``.
 
-Only the module of the verb that is typed gets imported, so that the list of verbs appears at once.
+Only the module of the verb on the command line is imported, so that the list of verbs appears at once.
 """
 
 VERBS = {

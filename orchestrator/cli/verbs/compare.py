@@ -51,12 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _load_golden(store: Store, side: str) -> Golden:
-    """Read ``side``, a file or a sweep. Nothing is written into the sweep's folder."""
+    """Read ``side``, a file or a sweep. Write nothing into the sweep's folder."""
     if Path(side).suffix == ".json" and not Path(side).exists():
         raise input_error(side, "no such file", "report SWEEP --golden FILE writes a golden file")
     if not Path(side).exists() or Path(side).is_dir():
         paths = store.find(side)
-        # Its error names what is damaged.
+        # The error names what is damaged.
         read_plan(paths)
         return golden_of(paths)
     try:

@@ -45,17 +45,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cells(arguments: argparse.Namespace) -> list[tuple[str, RunSpec]]:
-    """Return the cells of the recipe. Eager baselines are added for comparison, and meant only if nothing else is left."""
+    """Return the cells of the recipe. Leave out eager baselines that were added for comparison, unless nothing else is left."""
     cells = filter_cells(expand(load_recipe(arguments), "cuda"), arguments.only)
     meant = [cell for cell in cells if not cell.is_added_baseline] or cells
     return [(cell.label, cell.spec) for cell in meant]
 
 
 def _best_cells(arguments: argparse.Namespace) -> list[tuple[str, RunSpec]]:
-    """Return the fastest cell of each task of a sweep, by its report, which ranks no graphed cell without a pass.
+    """Return the fastest cell of each task of a sweep, by its report. The report ranks only graphed cells that pass.
 
     Raises:
-        InputError: an option is for recipes, or the sweep has no report, or no cell of it is ranked.
+        InputError: an option is for recipes only, the sweep has no report, or none of its cells is ranked.
     """
     if arguments.overrides or arguments.only:
         raise input_error("--best", "takes the cells of a sweep as they ran", "leave out --only and key=value")

@@ -57,10 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    """Explain a cell as GPUs would run it, whether or not this host can.
+    """Explain the memory of a cell as GPUs would run it, whether or not this host can.
 
     Raises:
-        InputError: no single cell is meant, or nothing is known of its memory.
+        InputError: the arguments do not name a single cell, or its memory cannot be forecast.
     """
     subject, name = arguments.explain
     if subject != "memory":
@@ -95,7 +95,7 @@ def _forecast(cell: ResolvedCell) -> Sequence[RankForecast]:
 
 
 def _to_json(rank: RankForecast) -> dict[str, Any]:
-    """Return a rank's terms by phase. A term has name, bytes, formula, source and how it is held."""
+    """Return a rank's terms by phase. A term has a name, bytes, a formula, a source and how it is held."""
     phases = {
         phase: [{"formula": term.formula, **{name: getattr(term, name) for name in TERM}} for term in terms]
         for phase, terms in rank.phases.items()

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _watch(paths: SweepPaths, plan: Plan) -> None:
-    # They load rich and submitit, which status does without otherwise.
+    # Imported only here: they load rich and submitit, which status does not need otherwise.
     from orchestrator.output.progress_view import open_view
     from orchestrator.workflow.watch_host import watch_host
     from orchestrator.workflow.watch_slurm import PendingTimeout, watch_slurm
@@ -76,7 +76,7 @@ def _watch(paths: SweepPaths, plan: Plan) -> None:
 
 
 def _list_sweeps(store: Store, *, as_json: bool) -> int:
-    """Print a line for each sweep; one that cannot be read is reported on standard error."""
+    """Print a line for each sweep. Report sweeps that cannot be read on standard error."""
     found, code = {}, 0
     for name in store.names():
         try:

@@ -28,9 +28,9 @@ from orchestrator.sweeps.store import Store
 
 EXAMPLE = "wrap --eager 'python train.py' --graphed 'python train.py --cuda-graphs'"
 LEAST_STEPS = 110
-"""Enough for a verdict of EQUIVALENT, which needs 100 after the capture."""
+"""Enough steps for a verdict of EQUIVALENT, which needs 100 after the capture."""
 FOR_COMMANDS: Mapping[str, object] = {"repeats": 2, "steps": LEAST_STEPS, "ranks": 1}
-"""The defaults of options that are for commands alone."""
+"""The defaults of options that apply only to commands."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -109,7 +109,7 @@ def _only(option: str, commands: Sequence[str]) -> str:
 
 
 def _report_logs(arguments: argparse.Namespace) -> int:
-    """Write the report on runs whose logs are all that is left."""
+    """Write the report on runs of which only logs exist."""
     eager, graphed = ([Path(name) for name in side] for side in (arguments.eager, arguments.graphed))
     for option, default in FOR_COMMANDS.items():
         if getattr(arguments, option) != default:
@@ -136,7 +136,7 @@ def _report_logs(arguments: argparse.Namespace) -> int:
 
 
 def _find_copies(logs: Sequence[Path]) -> list[Problem]:
-    """Return a problem for each pair of equal files: two runs hardly print the same bytes, times included."""
+    """Return a problem for each pair of equal files. Two runs are unlikely to print the same bytes, including times."""
     return [
         Problem(
             str(copy),
