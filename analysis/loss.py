@@ -105,7 +105,7 @@ def add_margins(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--grad-norm-margin", type=_margin, default=Margins.grad_norm, metavar="SHARE",
-        help="the same of the gradient norm, as a share of the eager one (default: %(default)s)",
+        help="largest difference of the gradient norm that counts as equal, relative to the eager norm (default: %(default)s)",
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Decide whether a bundle with ``repeats: auto`` may stop: ``python -m analysis.sweep.settle BUNDLE_FOLDER``.
 
-The supervisor asks before each further block of repeats. The verdicts are those of the report, from the same records by the same
-code. At each of a fixed number of looks they hold at an equal share of the error, and whatever the sweep's other cells show. So
-they stay as they are once the bundle stops (docs/speed.md).
+The supervisor asks before each further block of repeats. The verdicts are those of the report, from the same records and by the
+same code. At each of a fixed number of looks they use an equal share of the error, and do not depend on the sweep's other
+cells. They therefore do not change once the bundle stops (docs/speed.md).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from launch.contract.plan import Cell, read_plan
 
 
 def settle(bundle: BundlePaths) -> Settled | None:
-    """Judge the repeats that are complete, if this is the time for a look. Return which runs are not needed, or None.
+    """Judge the complete repeats if it is time for a look. Return which runs are not needed, or None.
 
     Raises:
-        FileNotFoundError, RecordError: the plan is not there, or damaged.
-        StopIteration: it does not have the bundle.
+        FileNotFoundError, RecordError: the plan is missing or damaged.
+        StopIteration: the plan does not have the bundle.
     """
     sweep, plan = bundle.sweep, read_plan(bundle.sweep)
     workload = next(one.workload_id for one in plan.bundles if one.bundle_id == bundle.root.name)
@@ -43,7 +43,7 @@ def settle(bundle: BundlePaths) -> Settled | None:
 
 
 def complete_repeats(sweep: SweepPaths, cells: Sequence[Cell]) -> int | None:
-    """Return how many repeats of ``cells``, all of one workload, have ended. None if a later one has begun."""
+    """Return how many repeats of ``cells``, all of one workload, have ended, or None if a later one has begun."""
     repeats = zip(*(cell.repeat_ids for cell in cells), strict=True)
     attempts = [[sweep.run(run_id).attempts() for run_id in repeat] for repeat in repeats]
     ended = [all(begun and begun[-1].has_ended for begun in repeat) for repeat in attempts]
@@ -52,8 +52,11 @@ def complete_repeats(sweep: SweepPaths, cells: Sequence[Cell]) -> int | None:
 
 
 def are_settled(results: Sequence[CellResult]) -> bool:
-    """Return whether more repeats of one workload are unlikely to change any verdict: all of its runs, or those of each graphed
-    cell, failed by themselves, or each has a verdict on its losses, and on its speed if it passes."""
+    """Return whether more repeats of one workload are unlikely to change any verdict.
+
+    This is so if all runs of an eager cell failed by themselves. It is also so if each graphed cell always failed by itself,
+    DIVERGED, or passes with a conclusive verdict on its speed.
+    """
     eager = [result for result in results if not result.cell.graphed]
     graphed = [result for result in results if result.cell.graphed]
     return bool(graphed) and (any(map(_always_fails, eager)) or all(map(_is_settled, graphed)))

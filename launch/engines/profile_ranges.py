@@ -1,4 +1,4 @@
-"""Name what a rank does for Nsight Systems, by NVTX: phases, steps, micro-batches, layers. Nothing is named without it."""
+"""Name a rank's phases, steps, micro-batches and layers for Nsight Systems, with NVTX ranges. Without it, name nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Run = Callable[[int, int, torch.Tensor | None], torch.Tensor | None]
 
 
 class ProfileRanges:
-    """Ranges of this process, each within the one that is open."""
+    """NVTX ranges of this process. Each is nested in the one that is open."""
 
     def __init__(self) -> None:
         self.are_named = False
@@ -19,13 +19,13 @@ class ProfileRanges:
         self._in_phase = False
 
     def named(self, name: str) -> AbstractContextManager[None]:
-        """Return the context of a range. Compiled code has none, since it would end there."""
+        """Return the context of a range. Compiled code has no range, since a range would break its graph."""
         if not self.are_named or torch.compiler.is_compiling():
             return nullcontext()
         return torch.cuda.nvtx.range(name)
 
     def of_microbatch(self, direction: str, run: Run) -> Run:
-        """Return ``run`` (chunk, micro-batch, tensor), each call in a range of its own."""
+        """Return ``run`` (chunk, micro-batch, tensor) with each call in its own range."""
 
         def named(chunk: int, number: int, given: torch.Tensor | None) -> torch.Tensor | None:
             with self.named(f"micro-batch {number} {direction}"):
@@ -34,7 +34,7 @@ class ProfileRanges:
         return named
 
     def enter_phase(self, name: str) -> None:
-        """Begin the range of a phase, which ends that of the one before."""
+        """Begin the range of a phase, and end the range of the phase before."""
         if not self.are_named:
             return
         if self._in_phase:

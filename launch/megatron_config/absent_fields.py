@@ -35,7 +35,7 @@ _WITHOUT_NEED: Mapping[str, tuple[str, str]] = {
 
 
 def absent_field(name: str) -> tuple[str, str] | None:
-    """Return why no engine here has the field, and the fix; None if nothing is known of it."""
+    """Return why no engine here has the field, and the fix. Return None if the field is unknown."""
     for pattern, what in _OF_OTHERS.items():
         if re.fullmatch(pattern, name):
             return _of_own_programs(what)
@@ -43,7 +43,7 @@ def absent_field(name: str) -> tuple[str, str] | None:
 
 
 def absent_value(field: str, value: object) -> tuple[str, str] | None:
-    """The same of a field's value."""
+    """Return why no engine here has this value of a field, and the fix. Return None if the value is unknown."""
     return _of_own_programs(FLEX) if (field, value) == ("dispatcher", "flex") else None
 
 

@@ -42,7 +42,7 @@ class Rank:
         return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
     def claim(self) -> None:
-        """Become this rank unless another process is. There may be several, because a launcher's children inherit its variables."""
+        """Become this rank unless another process already is: a launcher's children all inherit its variables."""
         if self.recorder is not None or self.silent:
             return
         if create(self.attempt.events(self.number)):

@@ -82,7 +82,10 @@ class Allocation:
         return tuple(dict.fromkeys(name for name, state in rows if state.startswith(("down", "fail"))))
 
     def wait_for_controller(self, give_up: Callable[[], bool]) -> None:
-        """Wait until slurmctld answers, because srun cannot start a step without it. Give up after ten minutes: srun reports it."""
+        """Wait until slurmctld answers, because srun cannot start a step without it.
+
+        Stop waiting after ten minutes; srun then reports the failure.
+        """
         asked = begun = time.monotonic()
         while try_run("squeue", "--noheader", f"--jobs={self.job}") is None:
             if give_up() or time.monotonic() - begun > CONTROLLER_SECONDS:

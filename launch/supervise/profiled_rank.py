@@ -1,7 +1,7 @@
 """Become a rank under Nsight Systems: ``python -m launch.supervise.profiled_rank ATTEMPT_FOLDER``.
 
-A run with ``profile: nsys`` starts this in place of launch.train.worker. Where there is no nsys it starts the worker alone, which
-says so.
+A run with ``profile: nsys`` starts this instead of launch.train.worker. Without nsys it starts only the worker, which reports
+this.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ def main(arguments: list[str]) -> None:
         os.execv(worker[0], worker)
     profile = attempt.profile(os.environ["RANK"])
     profile.parent.mkdir(exist_ok=True)
-    # A request for stacks is for the worker. nsys would end by it, and is no parent of the worker either.
+    # SIGUSR1 requests stacks from the worker. It would end nsys. nsys is not the worker's parent either, so drop PARENT.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     variables = {name: value for name, value in os.environ.items() if name != PARENT}
     os.execvpe(NSYS, profiled(worker, profile), {**variables, OBSERVED: str(attempt.root)})
 
 
 def profiled(worker: list[str], profile: Path) -> list[str]:
-    """Return the command that runs ``worker`` and writes what it did on the GPU, and its named ranges, to ``profile``."""
+    """Return the command that runs ``worker`` and writes its GPU activity and its named ranges to ``profile``."""
     return [
         NSYS, "profile",
         "--trace=cuda,nvtx",
-        # A graph is one event. Traced node by node, its kernels would be launched one after the other.
+        # Trace a graph as one event. Tracing its nodes would launch its kernels one after the other.
         "--cuda-graph-trace=graph",
-        # Sampling of the host needs rights that few jobs have.
+        # To sample the host requires privileges that few jobs have.
         "--sample=none", "--cpuctxsw=none",
         "--force-overwrite=true",
         f"--output={profile}",

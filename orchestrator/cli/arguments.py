@@ -38,7 +38,7 @@ def add_planning(parser: Parser) -> None:
 
 
 def add_recipe(parser: Parser) -> None:
-    parser.add_argument("recipe", type=Path, help="recipe file (YAML), or the name of a recipe that ships")
+    parser.add_argument("recipe", type=Path, help="recipe file (YAML), or the name of a recipe of this repository")
     parser.add_argument(
         "overrides",
         nargs="*",

@@ -21,13 +21,16 @@ RELIABILITY = "How far forecasts were off: docs/results/forecast/report.md"
 
 
 def forecast_cells(plan: Plan) -> dict[str, RankForecast]:
-    """Return the fullest rank of each cell on GPUs, by the cell's id, but for those that cannot work anywhere."""
+    """Return the fullest rank of each cell on GPUs, by the cell's id. Leave out cells that cannot work anywhere."""
     specs = {cell.cell_id: cell.run_spec for cell in plan.cells if cell.state != "rejected"}
     return {cell_id: rank for cell_id, spec in specs.items() if (rank := fullest_rank(spec))}
 
 
 def too_large(cell: Cell, rank: RankForecast, target: Target) -> str:
-    """Return that ``cell`` may run out of memory, unless it is expected to; "" if it fits, or if nobody knows a GPU's memory."""
+    """Return that ``cell`` may run out of memory.
+
+    Return "" if it fits, if running out is expected, or if a GPU's memory is unknown.
+    """
     gib = target.profile.gpu_memory_gib if isinstance(target, Cluster) else None
     if gib is None or rank.needed <= gib * 2**30 or cell.expect.outcome == "CUDA_OOM":
         return ""
@@ -35,7 +38,10 @@ def too_large(cell: Cell, rank: RankForecast, target: Target) -> str:
 
 
 def warn_of_memory(plan: Plan, target: Target) -> None:
-    """Warn of cells that will run and may run out of memory. No forecast was ever near a GPU's limit, so that none is withheld."""
+    """Warn of cells that will run and may run out of memory.
+
+    Do not reject them, because no forecast has been tested near a GPU's limit.
+    """
     ranks = forecast_cells(plan)
     cells = [cell for cell in plan.cells if cell.state == "run" and cell.cell_id in ranks]
     for cell in cells:

@@ -1,4 +1,4 @@
-"""The ranges of single numbers of a recipe. Rules check relations between several fields."""
+"""The allowed ranges of a recipe's numbers, field by field. Rules check relations between fields."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ EXAMPLE = "compare golden/tiny_moe.json tiny_moe --junit compare.xml"
 def add_arguments(parser: Parser) -> None:
     sides = "name of a sweep, its folder, or a file: report.json, or the file that report --golden wrote"
     parser.add_argument("before", metavar="A", help=f"earlier sweep: {sides}")
-    parser.add_argument("after", metavar="B", help="later sweep: the same")
+    parser.add_argument("after", metavar="B", help="later sweep, in the same form")
     parser.add_argument(
         "--memory-tolerance",
         type=non_negative("share"),
         metavar="SHARE",
-        help="share by which a memory peak may rise (default: 0.05)",
+        help="share by which a memory peak may grow (default: 0.05)",
     )
     add_junit(parser)
     add_json(parser)

@@ -26,7 +26,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--from-megatron-flags",
         metavar="COMMAND",
-        help="print the recipe of this command line of Megatron-LM's pretrain_gpt.py",
+        help="print the recipe for this command line of Megatron-LM's pretrain_gpt.py",
     )
 
 

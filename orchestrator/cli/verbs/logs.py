@@ -17,7 +17,7 @@ EXAMPLE = "logs torch_compile-1a2b3c4d5e-r0"
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run_id", metavar="run", help="id, or unique prefix, of a run")
     parser.add_argument(
-        "--rank", type=int, help="print the log of this rank alone, without steps; ranks of one torchrun share one"
+        "--rank", type=int, help="print only the log of this rank, without steps; the ranks of one torchrun share a log"
     )
     parser.add_argument("--attempt", type=int, help="print the log of this attempt (default: the latest)")
     parser.add_argument("--follow", action="store_true", help="keep printing until the attempt ends")

@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
         "--explain",
         nargs=2,
         metavar=("memory", "CELL"),
-        help="print the forecast of a cell's GPU memory instead, term by term; CELL is a label or an id, or how one begins",
+        help="print the forecast of a cell's GPU memory instead, term by term; CELL is a label or an id, or the beginning of one",
     )
 
 

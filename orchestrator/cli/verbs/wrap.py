@@ -37,10 +37,12 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--eager", required=True, nargs="+", metavar="COMMAND", help="the program without CUDA graphs, in quotes"
     )
-    parser.add_argument("--graphed", required=True, nargs="+", metavar="COMMAND", help="the same program with them")
+    parser.add_argument(
+        "--graphed", required=True, nargs="+", metavar="COMMAND", help="the same program with CUDA graphs, in quotes"
+    )
     parser.add_argument(
         "--from-logs", action="store_true",
-        help="run nothing: --eager and --graphed name the logs of runs made elsewhere, a repeat each",
+        help="run nothing: --eager and --graphed name the logs of runs made elsewhere, one per repeat",
     )  # fmt: skip
     parser.add_argument(
         "--capture-step",
@@ -49,18 +51,22 @@ def add_arguments(parser: Parser) -> None:
         help="with --from-logs, compare the steps after K (default: all)",
     )
     parser.add_argument(
-        "--repeats", type=int, default=FOR_COMMANDS["repeats"], metavar="N", help="runs of each (default: %(default)s)"
+        "--repeats",
+        type=int,
+        default=FOR_COMMANDS["repeats"],
+        metavar="N",
+        help="number of runs of each program (default: %(default)s)",
     )
     parser.add_argument(
         "--steps", type=int, default=FOR_COMMANDS["steps"], metavar="N",
-        help="compare so many optimizer steps, which the program must take; on a GPU three more (default: %(default)s)",
+        help="number of optimizer steps to compare; the program must take them, on a GPU three more (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--ranks",
         type=int,
         default=FOR_COMMANDS["ranks"],
         metavar="N",
-        help="ranks that it starts (default: %(default)s)",
+        help="number of ranks that the program starts (default: %(default)s)",
     )
     parser.add_argument(
         "--allow-difference", action="append", default=[], metavar="NAME",

@@ -1,4 +1,4 @@
-"""Keep less for a backward pass, which computes it again."""
+"""Keep fewer activations for a backward pass, which recomputes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def recompute_if(recomputed: bool, function: Function) -> Function:
-    """Return ``function``. If ``recomputed``, it keeps its inputs alone for its backward pass."""
+    """Return ``function``. If ``recomputed``, it keeps only its inputs for its backward pass."""
 
     def run(*inputs: Any) -> Any:
         return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
@@ -24,7 +24,7 @@ def recompute_if(recomputed: bool, function: Function) -> Function:
 
 @contextmanager
 def dropping(output: torch.Tensor, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Iterator[None]:
-    """Within, let autograd keep the inputs of ``output`` where it would keep ``output``, which is ``function(*inputs)``."""
+    """Let autograd keep ``inputs`` instead of ``output`` within this context. ``output`` is ``function(*inputs)``."""
     held = [given.detach().requires_grad_(given.requires_grad) for given in inputs]
     storage = output.untyped_storage().data_ptr()
 
@@ -36,7 +36,7 @@ def dropping(output: torch.Tensor, function: Callable[..., torch.Tensor], *input
     def unpack(packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
-        # With gradients, since a compiled function rounds otherwise without.
+        # Enable gradients, because without them a compiled function rounds differently.
         with torch.enable_grad():
             again = function(*held)
         return again.detach().as_strided(*packed)
