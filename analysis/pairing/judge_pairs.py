@@ -69,7 +69,7 @@ def judge_pairs(
 ) -> tuple[tuple[Verdict, ...], Verdict | None]:
     """Return the verdict on each pair, and the worst one as the verdict on the cell (None for a cell without pairs).
 
-    ``margins`` come from ``margins_for`` with the cell's spec. So many ``looks`` share the error.
+    ``margins`` come from ``margins_for`` with the cell's spec. ``looks`` is the number of looks that share the error.
     """
     if any(pair.made_elsewhere for pair in pairs):
         return judge_logs(pairs, baseline, margins)

@@ -34,7 +34,7 @@ MINIMUM_PAIRS = 2
 MOST_PAIRS = 50
 """No more are advised: noise that needs them is better removed."""
 WIDEST = 35.0
-"""Of a half width. No logarithm of a ratio of step times is so large (analysis/speed/steady_window.py)."""
+"""The largest half width. No logarithm of a ratio of step times is as large (analysis/speed/steady_window.py)."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def _quantile(alpha: float, degrees: int) -> float:
 def families(cells: Sequence[tuple[str, Sequence[float]]], verdicts: int | None = None) -> tuple[Family, ...]:
     """Return the family for each cell.
 
-    A cell is given by the name of its workload and the ratios of at least two pairs. ``verdicts`` defaults to the number of cells.
+    A cell is given by the name of its workload and the ratios of at least two pairs. ``verdicts`` defaults to the number of
+    cells.
     """
     sums: dict[str, tuple[float, int]] = {}
     for name, ratios in cells:

@@ -83,7 +83,7 @@ class Speed:
     """The largest of all pairs, or None if graphs save no time in some pair."""
     reason: str
     repeats_to_decide: int | None
-    """About how many repeats decide on an INCONCLUSIVE cell; None where repeats would not, or too many."""
+    """About how many repeats would decide an INCONCLUSIVE cell. None if repeats would not, or if too many were needed."""
     eager_ms: float
     graphed_ms: float
     eager_tokens_per_second: float
@@ -127,7 +127,7 @@ class Decision:
     interval: Interval
     own: Interval
     repeats: int | None = None
-    """How many repeats would decide; None where repeats would not, or too many."""
+    """How many repeats would decide. None if repeats would not, or if too many were needed."""
 
 
 def decide(

@@ -35,7 +35,7 @@ def estimate_of(sample: Sample, weights: Floats) -> Estimate:
 
 
 def mean_within(sample: Sample, margin: float, looks: int = 1) -> tuple[Estimate, float]:
-    """Return the mean difference, and the p-value of the test that it is within ``margin``, as one of so many ``looks``.
+    """Return the mean difference, and the p-value of the test that it is within ``margin``, at one of ``looks`` looks.
 
     Of the two standard errors, use the larger half width and the larger p-value. The sample needs two or more eager runs.
     """

@@ -13,7 +13,7 @@ def judge_family(verdicts: Sequence[Verdict], elsewhere: int = 0) -> tuple[Verdi
     """Return the corrected verdicts of all cells of a sweep.
 
     Their tests count as one family: the probability of one or more wrong EQUIVALENT verdicts is at most alpha.
-    With so many cells ``elsewhere`` in the sweep, a verdict holds whatever their tests show.
+    ``elsewhere`` is the number of the sweep's other cells. A verdict holds whatever the tests of those cells show.
     """
     tested = [place for place, verdict in enumerate(verdicts) if verdict.evidence and verdict.evidence.tested]
     p_values = [*(verdicts[place].p for place in tested), *[1.0] * elsewhere]

@@ -91,7 +91,8 @@ def judge_curves(
 
     A complete ``perturbed`` eager run shows how far harmless differences grow, and counts for the noise floor.
     The window starts at ``expected[first]``. ``expected`` has shape (steps,). ``learnt`` is whether all runs are known to
-    change their parameters. Otherwise the eager loss must show it. The error is shared by so many ``looks`` at growing numbers of runs.
+    change their parameters. Otherwise the eager loss must show it. ``looks`` looks, at growing numbers of runs, share the
+    error.
     """
     found = _begin(eager, graphed, expected, first, metrics, perturbed)
     if isinstance(found, Verdict):

@@ -98,7 +98,7 @@ class Outcome:
     message: str = ""
     remedy: str = ""
     exit_code: int | None = None
-    """Of the process of ``rank``, or minus its signal; without a ``rank`` of the first that failed or of srun."""
+    """The exit code of ``rank``'s process, or minus its signal. Without a ``rank``, that of the first to fail or of srun."""
     node: str = ""
     """The node of the rank that failed first, as Slurm names it; empty if unknown or without Slurm."""
     infrastructure: bool = False

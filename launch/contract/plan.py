@@ -136,11 +136,12 @@ class Plan:
     only: tuple[str, ...] = ()
     """The filters of `--only` as "key=value"; empty if the plan holds all cells of the recipe."""
     overrides: tuple[str, ...] | None = None
-    """The recipe's overrides on the command line, as "key=value"; None where no recipe plans this sweep again."""
+    """The recipe's overrides on the command line, as "key=value". None if no recipe can plan this sweep again."""
     bundles_if_needed: tuple[PlannedBundle, ...] = ()
     """Bundles that begin only if a verdict needs their runs (analysis.verdict.verdict.Verdict.needed_run)."""
     looks: tuple[int, ...] = ()
-    """With ``repeats: auto``, the numbers of repeats after which verdicts are judged, the last one being all. Empty if fixed."""
+    """With ``repeats: auto``, the numbers of repeats after which verdicts are judged, the last one being all. Empty if
+    fixed."""
 
     def cell_of_run(self) -> Mapping[str, Cell]:
         return self._cell_of_run

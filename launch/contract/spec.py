@@ -340,7 +340,8 @@ class RunSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     repeat: int = 0
     profile: Profiler = "none"
-    """What records the whole run for a person to look at. Such a run is slower, and every digest holds it where it is set."""
+    """The profiler that records the whole run for a person. A profiled run is slower. If set, every digest includes this
+    field."""
     perturbed: bool = False
     """Whether step ``first_compared`` is perturbed by one unit in the last place (launch/train/perturbation.py). Such an eager
     run shows how far a harmless difference between kernels grows. No digest contains this field."""

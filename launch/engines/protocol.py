@@ -56,7 +56,7 @@ class ScoredChoice(Protocol):
 
 
 ScoredChoices = Mapping[str, ScoredChoice]
-"""By router call: layer and micro-batch."""
+"""The choices of each router call, by layer and micro-batch."""
 
 
 class CheckableStep(Protocol):

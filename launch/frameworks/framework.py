@@ -27,4 +27,4 @@ class Framework:
     own_flags: Callable[[RunSpec], Flags] = no_flags
     """Return the flags of every run, eager or not. A flag is left out if the command already has it."""
     untried: str = ""
-    """Where this version has never run it, in words; empty if it has."""
+    """Where this version has never run the framework, in words. Empty if it has run it."""

@@ -74,7 +74,7 @@ class Rank:
             recorder.exception(ProgramError(text))
 
     def forget(self) -> None:
-        """In a forked child, stop being a rank. If this process was none, the child may become one."""
+        """In a forked child, stop being a rank. If this process was not a rank, the child may become one."""
         self.silent |= self.recorder is not None
 
     def fail(self, error: BaseException) -> None:

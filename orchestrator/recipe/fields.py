@@ -63,7 +63,9 @@ def _check_sweep_name(name: str) -> Flaw | None:
 
 
 AUTO_LOOKS = (2, 4, 6)
-"""``repeats: auto``: after so many repeats verdicts are judged. Each look ends with as many pairs of either order (docs/speed.md)."""
+"""With ``repeats: auto``, the numbers of repeats after which verdicts are judged (docs/speed.md).
+
+Each look then has equally many pairs of either order."""
 
 
 def most_repeats(repeats: int | str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Interval:
-    """From ``low`` (excluded if ``low_open``) to ``high`` (always excluded). NaN is outside."""
+    """The numbers from ``low`` (excluded if ``low_open``) to ``high`` (always excluded). NaN is outside."""
 
     low: float
     high: float = math.inf

@@ -99,7 +99,7 @@ class RowParallelLinear(nn.Linear):
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """An embedding of which each rank has a shard of the vocabulary, and looks up the tokens of that shard."""
+    """An embedding that is sharded over the vocabulary. Each rank looks up the tokens of its shard."""
 
     def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
         super().__init__(vocab_size // tp.size, hidden_size)
