@@ -13,11 +13,13 @@ import numpy as np
 from analysis.records.steps import Floats
 from analysis.statistics.along_steps import along_steps
 from analysis.verdict.curve_difference import Estimate, Sample
-from analysis.verdict.growth import ABOVE_NOISE, LONGEST, SURE, Growth, explained_by_chaos
+from analysis.verdict.growth import ABOVE_CHAOS, ABOVE_NOISE, ACCELERATION, LONGEST, SURE, Growth, explained_by_chaos
 
 PEAK = 2.0
 """The largest size at the end counts at most as this multiple of the line. It is 1.6 times the line in a sine, far more in a
 burst."""
+PARTS, PEAK_ABOVE_NOISE = 4, 10.0
+"""Of a window, for peaks. The last peak must exceed all eager differences by this factor: chaos has peaks too."""
 
 
 def rise_of_line(steps: int) -> Floats:
@@ -43,7 +45,27 @@ def drift_of_run(sample: Sample, margin: float) -> Growth | None:
 
     The sample needs two or more eager runs.
     """
-    return _drift(sample, margin) or _drift(sample, margin, of_sizes=True)
+    return _drift(sample, margin) or _drift(sample, margin, of_sizes=True) or _growth_of_peaks(sample, margin)
+
+
+def _growth_of_peaks(sample: Sample, margin: float) -> Growth | None:
+    """Return the growth of the largest sizes of each part of the window, which few steps may have; None without one.
+
+    They grow from part to part, to twice the first and far beyond what eager runs differ by, and would leave ``margin``.
+    """
+    parts = np.array_split(np.abs(sample.graphed), PARTS, axis=1)
+    peaks = np.stack([part.max(axis=1) for part in parts])
+    first, last, rises = peaks[0], peaks[-1], np.diff(peaks, axis=0)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        factor = rises[-1] / rises[-2]
+        geometric = np.where(factor > ACCELERATION, sum(factor**part for part in range(1, PARTS + 1)), 0.0)
+        forecasts = last + np.fmax(PARTS * (last - first) / (PARTS - 1), rises[-1] * geometric)
+    noise = [float(part.max()) for part in np.array_split(np.abs(sample.eager_distances), PARTS, axis=1)]
+    least = max(noise) * (ABOVE_CHAOS if noise[-1] > 2 * max(noise[:2]) else PEAK_ABOVE_NOISE)
+    grows = (rises > 0).all(axis=0) & (last >= 2 * first) & (last > least)
+    for run in np.flatnonzero(grows & ~(forecasts <= margin)):
+        return Growth(int(run), sample.graphed.shape[1], float(first[run]), float(last[run]))
+    return None
 
 
 def _drift(sample: Sample, margin: float, *, of_sizes: bool = False) -> Growth | None:

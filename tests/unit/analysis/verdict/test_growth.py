@@ -86,6 +86,12 @@ def test_an_oscillation_that_grows_averages_out_noise_that_changes_slowly() -> N
     assert share(one, correlated(0.1, 0.9, graphed=10)) >= 0.8
 
 
+@pytest.mark.parametrize("period", [5, 10, 20, 25])
+@pytest.mark.parametrize("size", [0.8 * STEPS / COMPARED, doubling(20, 0.5)], ids=["ramp", "doubling"])
+def test_growth_in_every_nth_step_alone_is_found(period: int, size: Floats) -> None:
+    assert share(size * (STEPS % period == period - 1), correlated(0.01, 0.9)) >= 0.95
+
+
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_a_drift_of_one_run_of_ten_is_found_and_named(correlation: float) -> None:
     one = (np.arange(10) == 7)[:, None] * np.linspace(0, 0.75, COMPARED)
