@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from launch.contract.bundle import BundleOrder, runs_not_needed
 from launch.contract.cancellation import read_cancellation
 from launch.contract.errors import OrchestratorError
 from launch.contract.paths import BundlePaths, SweepPaths
+from launch.contract.plan import read_plan
 from launch.supervise.host_slots import slot_folders
 from orchestrator.errors import SystemFault
 from orchestrator.sweeps.store import bundles, read_order, report_disk_errors
@@ -57,7 +58,7 @@ def run_in_foreground(sweep: SweepPaths) -> None:
         EnvironmentFault: this host has no folder for slots.
     """
     slot_folders()
-    for bundle in _open_bundles(sweep):
+    for bundle in sorted(_open_bundles(sweep), key=_planned_order(sweep)):
         if not bundle.alive:
             command = [sys.executable, "-m", "launch.supervise.supervisor", str(bundle.paths.root)]
             supervisor = subprocess.Popen(command, env=_environment())
@@ -130,19 +131,20 @@ class Queue:
 
     def __init__(self, sweep: SweepPaths) -> None:
         self._sweep = sweep
+        self._planned_order = _planned_order(sweep)
         self._supervisors: dict[str, subprocess.Popen[bytes]] = {}
         self._tries: dict[str, list[tuple[object, ...]]] = {}
         """Each bundle's progress at its starts since the last change."""
 
     def has_work(self) -> bool:
-        busy, ready = self._look()
+        busy, ready = self.look()
         return bool(busy or ready)
 
     def run_until_empty(self) -> None:
         """Start bundles until no ordered attempt can be started any more and no supervisor lives."""
         while True:
             begun = time.monotonic()
-            busy, ready = self._look()
+            busy, ready = self.look()
             if not busy and not ready:
                 return
             used = sum(bundle.order.slots for bundle in busy)
@@ -153,12 +155,12 @@ class Queue:
                     used += bundle.order.slots
             time.sleep(poll_interval(time.monotonic() - begun, POLL_SECONDS))
 
-    def _look(self) -> tuple[list[_OpenBundle], list[_OpenBundle]]:
+    def look(self) -> tuple[list[_OpenBundle], list[_OpenBundle]]:
         """Return the bundles that take slots now, and those that may start."""
         found = list(_open_bundles(self._sweep))
         busy = [bundle for bundle in found if bundle.alive or self._is_starting(bundle)]
         ready = [bundle for bundle in found if bundle not in busy and bundle.unbegun and self._may_start(bundle)]
-        return busy, ready
+        return busy, sorted(ready, key=self._planned_order)
 
     def _is_starting(self, bundle: _OpenBundle) -> bool:
         supervisor = self._supervisors.get(bundle.name)
@@ -186,6 +188,12 @@ def _open_bundles(sweep: SweepPaths) -> Iterator[_OpenBundle]:
             yield _OpenBundle(paths, order, alive, unbegun)
 
 
+def _planned_order(sweep: SweepPaths) -> Callable[[_OpenBundle], int]:
+    """Return the key that sorts bundles by their place in the plan. Those of earlier plans come last."""
+    places = {bundle.bundle_id: place for place, bundle in enumerate(read_plan(sweep).bundles)}
+    return lambda bundle: places.get(bundle.name, len(places))
+
+
 def _unbegun(bundle: BundlePaths, schedule: Sequence[tuple[str, int]]) -> int:
     cancellation = read_cancellation(bundle)
     settled = runs_not_needed(bundle)
@@ -200,8 +208,8 @@ def _unbegun(bundle: BundlePaths, schedule: Sequence[tuple[str, int]]) -> int:
 def main(folder: str) -> int:
     """Run the queue's process. Return its exit code."""
     sweep = SweepPaths(Path(folder).resolve())
-    queue = Queue(sweep)
     try:
+        queue = Queue(sweep)
         # A command that orders more may see this queue alive just before it ends. So look for work again after releasing the
         # lock.
         while queue.has_work():
