@@ -175,6 +175,7 @@ class Figure {
       const { low, high, bound } = bar, y = 16 + 26 * row, colour = series(bar.colour), group = make("g", { "data-label": bar.name },
         make("rect", { x: 0, y: y - 13, width, height: 26, fill: "transparent" }), make("text", { x: 34, y: y + 4, "text-anchor": "end" }, bar.name));
       if (low !== null) group.append(make("line", { x1: edge(low), x2: edge(high), y1: y, y2: y, stroke: colour, "stroke-width": 2.5 }));
+      if (high > this.data.right) group.append(make("path", { class: "beyond", d: `M${width - 4} ${y}l-9-5v10z`, fill: colour }));
       group.append(make("rect", { x: x(bar.ratio) - 5, y: y - 5, width: 10, height: 10, rx: 5, fill: colour }));
       if (bound !== null) group.append(make("line", { class: "bound", x1: x(bound), x2: x(bound), y1: y - 9, y2: y + 9 }));
       group.addEventListener("pointermove", (event) => this.say(event, `${bar.name}: ${bar.label}`, [[bar.colour,
@@ -182,7 +183,7 @@ class Figure {
       group.addEventListener("pointerleave", () => this.quiet());
       svg.append(group);
     });
-    return [svg, make("p", {}, `${this.data.unit}; dot: speed-up, line: its interval, bar: upper bound`)];
+    return [svg, make("p", {}, `${this.data.unit}; dot: speed-up, line: its interval (an arrow if it goes on), bar: upper bound`)];
   }
 
   times(width) {

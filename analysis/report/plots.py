@@ -177,6 +177,8 @@ def _speeds(chart: SpeedChart) -> Figure:
         colour = COLOURS[bar.colour]
         if bar.low is not None and bar.high is not None:
             axes.plot([bar.low, bar.high], [place, place], color=colour, linewidth=2)
+            if bar.high > chart.right:
+                axes.plot(chart.right, place, ">", color=colour, clip_on=False)
         axes.plot(bar.ratio, place, "o", color=colour, label=bar.label)
         if bar.bound is not None:
             axes.plot(bar.bound, place, "k|", markersize=11, label="upper bound")

@@ -141,6 +141,18 @@ def test_verdict_and_speed_up_are_seen_without_scrolling_sideways(page: Chromium
     assert page.evaluate("document.querySelector('details').innerText.includes('A graphed cell passes as BITWISE')")
 
 
+def test_an_interval_that_goes_on_beyond_the_chart_ends_in_an_arrow(page: Chromium, tmp_path: Path) -> None:
+    content = Path(page.evaluate("location.pathname")).read_text()
+    highs = sorted(float(high) for high in re.findall(r'"high": ?([\d.]+)', content))
+    narrow, edits = re.subn(r'("right": ?)[\d.]+', rf"\g<1>{highs[-1] - 1e-3}", content)
+    assert edits == 1
+    (tmp_path / "narrow.html").write_text(narrow)
+    page.open(tmp_path / "narrow.html")
+    assert page.evaluate("document.querySelectorAll('.beyond').length") == sum(
+        high > highs[-1] - 1e-3 for high in highs
+    )
+
+
 def test_the_pointer_brings_up_the_values_of_a_step(page: Chromium) -> None:
     x, y = middle_of(page, "figure:has(.curve) svg")
     page.mouse("mouseMoved", x, y)
