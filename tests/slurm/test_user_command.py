@@ -30,6 +30,8 @@ for step in range(int(sys.argv[1])):
     dist.all_reduce(total)
     if rank == ranks - 1:
         print({"step": step + 1, "loss": total.item()}, flush=True)
+dist.barrier()
+del loss, model, optimizer  # else they keep the process group, whose threads may then abort the interpreter's exit
 dist.destroy_process_group()
 """
 COMMANDS = {
