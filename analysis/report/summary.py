@@ -66,11 +66,11 @@ def summarise(results: Sequence[CellResult]) -> Summary:
         exit_code=exit_code(results) or (ExitCode.INCONCLUSIVE if unvalidated else ExitCode.PASS),
         repeats_to_decide=undecided[0].repeats_to_decide if undecided else None,
         headline=one_line(decision or f"**Nothing was validated**: {unvalidated}."),
-        notes=tuple(map(one_line, filter(None, _notes(results, decision)))),
+        notes=tuple(map(one_line, filter(None, _notes(results, decision, undecided)))),
     )
 
 
-def _notes(results: Sequence[CellResult], decision: str) -> Iterator[str]:
+def _notes(results: Sequence[CellResult], decision: str, undecided: tuple[Speed, CellResult] | None) -> Iterator[str]:
     ran = [result for result in results if result.cell.state == "run"]
     if not ran:
         yield f"No cell ran: {_count_not_run(results)}."
@@ -78,7 +78,7 @@ def _notes(results: Sequence[CellResult], decision: str) -> Iterator[str]:
     yield from (_bad_news(ran, *problem) for problem in PROBLEMS)
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
-    if undecided := _undecided(ran):
+    if undecided:
         yield f"Speed undecided: `{undecided[1].cell.label}` ({undecided[0].reason})."
     yield from _stopped(ran)
     yield _not_ranked(ran)

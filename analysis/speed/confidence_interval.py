@@ -10,7 +10,7 @@ intervals share the 5%. Either suffices, so the narrower one counts:
   share its eager runs, whose noise is in all of them. Its lower limit is Bonferroni's interval from the deviation of the least
   steady cell, with the degrees of freedom of all cells, because cells need not be equally steady.
 
-A bundle with ``repeats: auto`` stops once its verdicts are settled (analysis.sweep.settle). No cell's interval then depends on
+A bundle with ``repeats: auto`` stops once its verdicts are settled (analysis.sweep.early_stop). No cell's interval then depends on
 another's, and the error is split evenly over cells and looks: see :class:`EvenSplit`.
 
 docs/speed.md has the error rates by simulation, and the cost.
@@ -87,6 +87,10 @@ def _quantile(alpha: float, degrees: int) -> float:
     return quantile(1 - alpha / 2, degrees)
 
 
+Correction = Family | EvenSplit
+"""How the interval of a cell is widened because several cells are judged, or one is judged several times."""
+
+
 def families(cells: Sequence[tuple[str, Sequence[float]]], verdicts: int | None = None) -> tuple[Family, ...]:
     """Return the family for each cell.
 
@@ -110,7 +114,7 @@ def _variance(ratios: Sequence[float]) -> float:
     return math.fsum((one - centre) ** 2 for one in logs) / (len(logs) - 1)
 
 
-def interval_of(ratios: Sequence[float], family: Family | EvenSplit = ALONE_ONCE) -> Interval:
+def interval_of(ratios: Sequence[float], family: Correction = ALONE_ONCE) -> Interval:
     """Return the two-sided interval of the geometric mean of positive ``ratios``, or None for fewer than two."""
     if len(ratios) < MINIMUM_PAIRS:
         return None
@@ -120,7 +124,7 @@ def interval_of(ratios: Sequence[float], family: Family | EvenSplit = ALONE_ONCE
     return math.exp(centre - half), math.exp(centre + half)
 
 
-def pairs_to_narrow(ratios: Sequence[float], half_width: float, family: Family | EvenSplit = ALONE_ONCE) -> int | None:
+def pairs_to_narrow(ratios: Sequence[float], half_width: float, family: Correction = ALONE_ONCE) -> int | None:
     """Return how many pairs of the present spread have an interval of at most ``half_width``, in logarithms, on either side.
 
     Return None above ``MOST_PAIRS``. There are at least two ``ratios``; the other cells of the ``family`` get as many pairs.
@@ -128,7 +132,7 @@ def pairs_to_narrow(ratios: Sequence[float], half_width: float, family: Family |
     present, deviation = len(ratios), math.sqrt(_variance(ratios))
     for pairs in range(present + 1, MOST_PAIRS + 1):
         if isinstance(family, Family):
-            grown: Family | EvenSplit = replace(family, degrees=family.degrees * (pairs - 1) // (present - 1))
+            grown: Correction = replace(family, degrees=family.degrees * (pairs - 1) // (present - 1))
         else:
             grown = family
         if grown.half_width(deviation, pairs) <= half_width:

@@ -30,8 +30,7 @@ import numpy as np
 from analysis.speed.confidence_interval import (
     ALONE_ONCE,
     MOST_PAIRS,
-    EvenSplit,
-    Family,
+    Correction,
     Interval,
     interval_of,
     pairs_to_narrow,
@@ -130,9 +129,7 @@ class Decision:
     """How many repeats would decide. None if repeats would not, or if too many were needed."""
 
 
-def decide(
-    timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: Family | EvenSplit = ALONE_ONCE
-) -> Decision:
+def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: Correction = ALONE_ONCE) -> Decision:
     """Decide on pairs that have a ratio. ``doubt`` says why the measured step cannot be right; there is then no interval."""
     if doubt:
         return Decision("INCONCLUSIVE", doubt, None, None)
@@ -165,7 +162,7 @@ def bounded(decision: Decision, bounds: RatioBounds, steps: int) -> Decision:
 def cell_speed(
     pairs: Sequence[PairSpeed],
     spec: RunSpec,
-    family: Family | EvenSplit = ALONE_ONCE,
+    family: Correction = ALONE_ONCE,
     bounds: RatioBounds = NO_BOUNDS,
     doubt: str = "",
 ) -> Speed | None:
@@ -226,7 +223,7 @@ def drift_corrected(pairs: Sequence[PairSpeed]) -> list[float]:
     return [pair.eager_ms / pair.graphed_ms * factor for pair, factor in zip(pairs, factors, strict=True)]
 
 
-def classify(pairs: Sequence[PairSpeed], family: Family | EvenSplit = ALONE_ONCE) -> tuple[SpeedVerdict, str]:
+def classify(pairs: Sequence[PairSpeed], family: Correction = ALONE_ONCE) -> tuple[SpeedVerdict, str]:
     """Return the verdict on pairs that have a ratio, and why it is INCONCLUSIVE.
 
     A ``family`` may turn the cell's own verdict into INCONCLUSIVE. It never gives a verdict that the cell alone does not have.
@@ -244,7 +241,7 @@ def classify(pairs: Sequence[PairSpeed], family: Family | EvenSplit = ALONE_ONCE
     return "INCONCLUSIVE", said
 
 
-def repeats_to_decide(ratios: Sequence[float], family: Family | EvenSplit) -> int | None:
+def repeats_to_decide(ratios: Sequence[float], family: Correction) -> int | None:
     """Return how many repeats decide on at least two ``ratios``, if more of them spread alike; None for too many."""
     change = abs(math.log(geometric_mean(ratios)))
     # Either 1 leaves the interval, or the interval enters the band.
@@ -257,7 +254,7 @@ def _advise_repeats(repeats: int | None) -> str:
     return f"about {repeats} repeats decide if later pairs are like these (repeats={repeats})"
 
 
-def _classify(pairs: Sequence[PairSpeed], family: Family | EvenSplit) -> tuple[SpeedVerdict, str]:
+def _classify(pairs: Sequence[PairSpeed], family: Correction) -> tuple[SpeedVerdict, str]:
     """Return the verdict by the interval of ``family``, and why it is INCONCLUSIVE."""
     interval, steps = interval_of(ratios_of(pairs), family), min(pair.steps for pair in pairs)
     verdict, reason = speed_verdict(interval, steps)
@@ -272,7 +269,7 @@ def _classify(pairs: Sequence[PairSpeed], family: Family | EvenSplit) -> tuple[S
 
 
 def _other_intervals(
-    pairs: Sequence[PairSpeed], interval: tuple[float, float], family: Family | EvenSplit
+    pairs: Sequence[PairSpeed], interval: tuple[float, float], family: Correction
 ) -> tuple[tuple[Interval, str], ...]:
     """Return the other intervals for which the verdict must hold, each with the reason to give if it does not."""
     low, high = interval

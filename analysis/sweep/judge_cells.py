@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from analysis.pairing.step_checks import judge_with_checks
 from analysis.records.load import Records
-from analysis.speed.confidence_interval import ALONE_ONCE, EvenSplit, Family, families
+from analysis.speed.confidence_interval import ALONE_ONCE, Correction, EvenSplit, families
 from analysis.speed.speedup import Speed, cell_speed, ratios_of
 from analysis.sweep.cell_evidence import CellEvidence, collect_evidence
 from analysis.sweep.cell_results import CellResult
@@ -58,7 +58,7 @@ def _speedups(
     return [of_family.get(place, speed) for place, speed in enumerate(own)]
 
 
-def _speedup(cell: CellEvidence, family: Family | EvenSplit = ALONE_ONCE) -> Speed | None:
+def _speedup(cell: CellEvidence, family: Correction = ALONE_ONCE) -> Speed | None:
     pairs = cell.result.pairs
     if not pairs:
         return None

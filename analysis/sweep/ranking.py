@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from analysis.limits.throttling import least_beside
 from analysis.records.provenance import differing_fields
 from analysis.records.run import attempts_of
-from analysis.speed.confidence_interval import MINIMUM_PAIRS, EvenSplit, Family, families, interval_of
+from analysis.speed.confidence_interval import MINIMUM_PAIRS, Correction, EvenSplit, families, interval_of
 from analysis.speed.pair_speed import PairSpeed, overlaps
 from analysis.speed.speedup import classify, ratios_of
 from analysis.speed.step_time import StepTime
@@ -236,7 +236,7 @@ def _slower_cells(fast: CellResult, others: Sequence[CellResult]) -> set[str]:
     }
     tested = {cell_id: each for cell_id, each in pairs.items() if len(each) >= MINIMUM_PAIRS}
     comparisons = len(tested) * (len(tested) + 1) // 2
-    corrections: Sequence[Family | EvenSplit] = families(
+    corrections: Sequence[Correction] = families(
         [(fast.cell.cell_id, ratios_of(each)) for each in tested.values()], comparisons
     )
     if fast.looks:
@@ -249,7 +249,7 @@ def _slower_cells(fast: CellResult, others: Sequence[CellResult]) -> set[str]:
     }
 
 
-def _faster(pairs: Sequence[PairSpeed], family: Family | EvenSplit, least: float) -> bool:
+def _faster(pairs: Sequence[PairSpeed], family: Correction, least: float) -> bool:
     """Return whether the ratios are certainly above 1, even if throttling reduces them to ``least`` times their value."""
     interval = interval_of(ratios_of(pairs), family)
     return classify(pairs, family)[0] == "FASTER" and interval is not None and interval[0] * least > 1

@@ -1,4 +1,4 @@
-"""A supervisor's order (bundle.json), the attempts that it has begun (begun.jsonl), and the runs not needed (settled.json)."""
+"""A supervisor's order (bundle.json), the attempts that it has begun (begun.jsonl), and the runs not needed (early_stop.json)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BundleOrder:
     environment: Mapping[str, str] = field(default_factory=dict)
     """The cluster profile's variables for every rank. The run's own spec overrides them."""
     looks: tuple[str, ...] = ()
-    """Runs before which the verdicts so far are judged. If they are settled, the runs left are not begun (Settled)."""
+    """Runs before which the verdicts so far are judged. If they are settled, the runs left are not begun (EarlyStop)."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Beginning:
 
 
 @dataclass(frozen=True)
-class Settled:
+class EarlyStop:
     """Why a bundle with ``repeats: auto`` stopped: its verdicts were settled after ``repeats`` of ``limit``."""
 
     repeats: int
@@ -80,7 +80,7 @@ class Settled:
 def runs_not_needed(bundle: BundlePaths) -> frozenset[str]:
     """Return the runs that nobody begins, since the bundle's verdicts are settled. A damaged record names none."""
     try:
-        return frozenset(from_json(Settled, read_json(bundle.settled)).run_ids)
+        return frozenset(from_json(EarlyStop, read_json(bundle.early_stop)).run_ids)
     except (FileNotFoundError, RecordError, TypeError, ValueError):
         return frozenset()
 

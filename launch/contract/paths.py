@@ -10,7 +10,7 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/bundles/<bundle>/lock           supervisor        who supervises the bundle (host, boot, pid)
     <sweep>/bundles/<bundle>/allocations.jsonl supervisor     a line for each supervisor that took the bundle
     <sweep>/bundles/<bundle>/begun.jsonl    supervisor        a line for each attempt, before its folder is there
-    <sweep>/bundles/<bundle>/settled.json   analysis.sweep.settle  which runs are not needed (repeats: auto); settle.log is for people
+    <sweep>/bundles/<bundle>/early_stop.json analysis.sweep.early_stop which runs are not needed (repeats: auto); early_stop.log has errors
     <sweep>/submissions/<token>.json        orchestrator      bundles submitted by one sbatch, and the job's id
     <sweep>/order.lock                      orchestrator      held while a command plans or cancels
     <sweep>/report.lock                     write_report      held while a report is written
@@ -182,8 +182,8 @@ class BundlePaths(Folder):
     lock = Entry("lock")
     allocations = Entry("allocations.jsonl")
     begun = Entry("begun.jsonl")
-    settled = Entry("settled.json")
-    settle_log = Entry("settle.log")
+    early_stop = Entry("early_stop.json")
+    early_stop_log = Entry("early_stop.log")
 
     @property
     def sweep(self) -> SweepPaths:

@@ -53,16 +53,20 @@ class Tracker:
 
 
 def judge_verdicts(bundle: BundlePaths, give_up: Callable[[], object]) -> None:
-    """Have the analysis judge whether the bundle's verdicts are settled, which it records (Settled).
+    """Have the analysis judge whether the bundle's verdicts are settled, which it records (EarlyStop).
 
     Whatever goes wrong, the bundle goes on, and a line in the supervisor's log says so.
     """
     deadline = time.monotonic() + JUDGE_SECONDS
-    with start("analysis.sweep.settle", (bundle.path,), os.environ, bundle.settle_log) as judge:
+    with start("analysis.sweep.early_stop", (bundle.path,), os.environ, bundle.early_stop_log) as judge:
         while judge.poll() is None and time.monotonic() < deadline and not give_up():
             time.sleep(POLL_SECONDS)
-        # In vain once it has ended.
+        code = judge.poll()
         judge.kill()
-    if judge.returncode and not give_up():
-        why = f"exit code {judge.returncode}; {bundle.settle_log} shows why"
+    if code != 0 and not give_up():
+        why = (
+            f"no answer in {JUDGE_SECONDS:g} s"
+            if code is None
+            else f"exit code {code}; {bundle.early_stop_log} shows why"
+        )
         sys.stderr.write(f"whether verdicts are settled is unknown ({why}): the bundle goes on\n")

@@ -196,11 +196,11 @@ def _planned_order(sweep: SweepPaths) -> Callable[[_OpenBundle], int]:
 
 def _unbegun(bundle: BundlePaths, schedule: Sequence[tuple[str, int]]) -> int:
     cancellation = read_cancellation(bundle)
-    settled = runs_not_needed(bundle)
+    not_needed = runs_not_needed(bundle)
     wanted = [
         (run_id, number)
         for run_id, number in schedule
-        if run_id not in settled and not (cancellation and cancellation.covers(run_id))
+        if run_id not in not_needed and not (cancellation and cancellation.covers(run_id))
     ]
     return sum(not bundle.sweep.run(run_id).attempt(number).root.exists() for run_id, number in wanted)
 

@@ -299,7 +299,7 @@ def test_resume_makes_what_was_cancelled(site: Site) -> None:
     site.wait_for_nobody()
 
 
-def test_a_job_ends_once_its_verdicts_are_settled_and_nothing_of_it_is_submitted_again(site: Site) -> None:
+def test_a_job_ends_once_its_verdicts_are_final_and_nothing_of_it_is_submitted_again(site: Site) -> None:
     content = recipe("auto", steps=12, graphed=True, equivalence={"loss": 0.0, "grad_norm": 0.0}) | {"repeats": "auto"}
     done = site.run("sweep", site.write(content))
     assert done.returncode == ExitCode.FAILED, done.stdout + done.stderr

@@ -14,8 +14,8 @@ from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
 def digest_records(sweep: SweepPaths, run_ids: Iterable[str]) -> str:
     """Return the digest of every file that a report of ``run_ids`` reads: the plan, specs, and records of all attempts."""
     found = hashlib.sha256(_content(sweep.plan))
-    for settled in sorted(sweep.bundles.glob("*/settled.json")):
-        found.update(_content(settled))
+    for early_stop in sorted(sweep.bundles.glob("*/early_stop.json")):
+        found.update(_content(early_stop))
     for run_id in run_ids:
         run = sweep.run(run_id)
         for path, content in _records(run):

@@ -19,6 +19,7 @@ from launch.contract.spec import Command, Placement, RunSpec
 from launch.failures.diagnose import Diagnosis
 from launch.slurm.allocation import PORTS, Allocation, free_port, queue_state
 from launch.slurm.step_memory import parse_memory_kill
+from launch.supervise import child_process
 from launch.supervise.slurm_rank import rank_place
 from launch.supervise.slurm_step import StepRanks, srun_command, step_name, step_variables
 from launch.supervise.supervisor import supervise
@@ -204,13 +205,16 @@ def test_a_cancellation_is_of_the_runs_that_it_lists(tmp_path: Path) -> None:
     assert found is not None and [found.covers(run_id) for run_id in "abc"] == [True, True, False]
 
 
+@pytest.mark.parametrize(("seconds", "why"), [(300.0, "exit code 1; "), (0.0, "no answer in 0 s")])
 def test_a_bundle_goes_on_where_its_verdicts_cannot_be_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    seconds: float, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """There is no plan to judge by, and no spec to run by."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(child_process, "JUDGE_SECONDS", seconds)
     bundle = SweepPaths(tmp_path).bundle("bundle")
     write_json(bundle.order, BundleOrder("bundle", "w", (("run-r0", 1),), Limits(), 0, (), looks=("run-r0",)))
     supervise(bundle.path)
-    assert "whether verdicts are settled is unknown (exit code 1; " in capfd.readouterr().err
-    assert "plan.json" in bundle.settle_log.read_text() and bundle.sweep.run("run-r0").attempt(1).has_ended
+    assert f"whether verdicts are settled is unknown ({why}" in capfd.readouterr().err
+    assert seconds == 0 or "plan.json" in bundle.early_stop_log.read_text()
+    assert bundle.sweep.run("run-r0").attempt(1).has_ended

@@ -11,7 +11,7 @@ import pytest
 
 from launch.common.atomic_files import JsonLines, write_json
 from launch.common.file_lock import Lock, this_process
-from launch.contract.bundle import Beginning, BundleOrder, Settled, Step
+from launch.contract.bundle import Beginning, BundleOrder, EarlyStop, Step
 from launch.contract.outcomes import Outcome, outcome_to_json
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Limits, Plan, read_plan
@@ -432,7 +432,7 @@ def test_a_run_that_no_verdict_needs_is_not_begun_by_anybody(sweep: Sweep) -> No
     sweep.begin(0, outcome="COMPLETED")
     sweep.begin(1, outcome="COMPLETED")
     assert sweep.states(j12="RUNNING") == ["COMPLETED", "COMPLETED", "QUEUED*", "QUEUED*"]
-    write_json(sweep.bundle.settled, Settled(1, 2, sweep.run_ids[2:]))
+    write_json(sweep.bundle.early_stop, EarlyStop(1, 2, sweep.run_ids[2:]))
     done = ["COMPLETED", "COMPLETED", "NOT_NEEDED", "NOT_NEEDED"]
     assert sweep.states(j12="RUNNING") == sweep.states(j12="COMPLETED") == sweep.states() == done
     assert not any(state.abandoned for state in sweep.all(j12="COMPLETED")), "nothing is submitted again"

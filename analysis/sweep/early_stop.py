@@ -1,4 +1,4 @@
-"""Decide whether a bundle with ``repeats: auto`` may stop: ``python -m analysis.sweep.settle BUNDLE_FOLDER``.
+"""Decide whether a bundle with ``repeats: auto`` may stop: ``python -m analysis.sweep.early_stop BUNDLE_FOLDER``.
 
 The supervisor asks before each further block of repeats. The verdicts are those of the report, from the same records and by the
 same code. At each of a fixed number of looks they use an equal share of the error, and do not depend on the sweep's other
@@ -17,12 +17,12 @@ from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import judge_cells
 from launch.common.atomic_files import write_json
 from launch.common.parent_death import die_with_parent
-from launch.contract.bundle import Settled
+from launch.contract.bundle import EarlyStop
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Cell, read_plan
 
 
-def settle(bundle: BundlePaths) -> Settled | None:
+def find_early_stop(bundle: BundlePaths) -> EarlyStop | None:
     """Judge the complete repeats if it is time for a look. Return which runs are not needed, or None.
 
     Raises:
@@ -39,7 +39,7 @@ def settle(bundle: BundlePaths) -> Settled | None:
     graphed = sum(cell.graphed for cell in cells)
     records = load_planned(sweep, without_runs(replace(plan, cells=tuple(cells)), frozenset(later)))
     results = judge_cells(collect_evidence(records), plan.judged_cells - graphed)
-    return Settled(repeats, plan.looks[-1], later) if are_settled(results) else None
+    return EarlyStop(repeats, plan.looks[-1], later) if are_final(results) else None
 
 
 def complete_repeats(sweep: SweepPaths, cells: Sequence[Cell]) -> int | None:
@@ -51,7 +51,7 @@ def complete_repeats(sweep: SweepPaths, cells: Sequence[Cell]) -> int | None:
     return None if any(begun for repeat in attempts[made:] for begun in repeat) else made
 
 
-def are_settled(results: Sequence[CellResult]) -> bool:
+def are_final(results: Sequence[CellResult]) -> bool:
     """Return whether more repeats of one workload are unlikely to change any verdict.
 
     This is so if all runs of an eager cell failed by themselves. It is also so if each graphed cell always failed by itself,
@@ -59,10 +59,10 @@ def are_settled(results: Sequence[CellResult]) -> bool:
     """
     eager = [result for result in results if not result.cell.graphed]
     graphed = [result for result in results if result.cell.graphed]
-    return bool(graphed) and (any(map(_always_fails, eager)) or all(map(_is_settled, graphed)))
+    return bool(graphed) and (any(map(_always_fails, eager)) or all(map(_is_final, graphed)))
 
 
-def _is_settled(result: CellResult) -> bool:
+def _is_final(result: CellResult) -> bool:
     verdict, speedup = result.verdict, result.speed.speedup
     if result.integrity.unsound_records or result.unfinished:
         return False
@@ -78,8 +78,8 @@ def _always_fails(result: CellResult) -> bool:
 def main(folder: str) -> None:
     die_with_parent()
     bundle = BundlePaths(folder)
-    if settled := settle(bundle):
-        write_json(bundle.settled, settled)
+    if found := find_early_stop(bundle):
+        write_json(bundle.early_stop, found)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from analysis.report.report_data import report_data
 from analysis.speed.confidence_interval import EvenSplit, interval_of
+from analysis.sweep.early_stop import find_early_stop, main
 from analysis.sweep.judge_sweep import judge_sweep
-from analysis.sweep.settle import main, settle
 from launch.common.atomic_files import write_json
-from launch.contract.bundle import Settled
+from launch.contract.bundle import EarlyStop
 from launch.contract.exit_codes import ExitCode
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import read_plan
@@ -84,24 +84,24 @@ def lose_node(record: AttemptRecord) -> None:
         "eager runs fail", "a node fails",
     ],
 )  # fmt: skip
-def test_a_bundle_stops_at_a_look_where_its_verdicts_are_settled(
+def test_a_bundle_stops_at_a_look_where_its_verdicts_are_final(
     tmp_path: Path, made: int, edit: Edit, stops: bool
 ) -> None:
     sweep, bundle = auto(tmp_path, made, edit, device="cuda")
     later = tuple(run_id for cell in read_plan(sweep).cells for run_id in cell.run_ids[made:])
-    assert settle(bundle) == (Settled(made, 6, later) if stops else None)
+    assert find_early_stop(bundle) == (EarlyStop(made, 6, later) if stops else None)
 
 
 def test_one_failure_beside_a_success_settles_nothing(tmp_path: Path) -> None:
     _, bundle = auto(tmp_path, 2, graphed(lambda record: fail(record) if record.spec.repeat else None), device="cuda")
-    assert settle(bundle) is None
+    assert find_early_stop(bundle) is None
 
 
 def test_no_look_is_taken_amid_a_repeat(tmp_path: Path) -> None:
     """As where a bundle was resumed after the first run of its third repeat."""
     sweep, bundle = auto(tmp_path, 2)
     (sweep.run(read_plan(sweep).cells[0].run_ids[2]).attempt(1).root).mkdir(parents=True)
-    assert settle(bundle) is None
+    assert find_early_stop(bundle) is None
 
 
 def test_the_report_of_a_stopped_bundle_says_why_and_misses_nothing(tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_the_report_of_a_stopped_bundle_says_why_and_misses_nothing(tmp_path: Pa
 def test_a_damaged_answer_is_none_and_a_run_that_was_made_counts(tmp_path: Path) -> None:
     sweep, bundle = auto(tmp_path, 3)
     runs = tuple(run_id for cell in read_plan(sweep).cells for run_id in cell.run_ids[2:])
-    write_json(bundle.settled, Settled(2, 6, runs))
+    write_json(bundle.early_stop, EarlyStop(2, 6, runs))
     assert [len(result.runs) for result in judge_sweep(sweep).results] == [3, 3]
-    bundle.settled.write_text('{"repeats": 2')
+    bundle.early_stop.write_text('{"repeats": 2')
     assert [len(result.runs) for result in judge_sweep(sweep).results] == [6, 6]
 
 
@@ -135,7 +135,7 @@ def test_what_another_bundle_shows_later_takes_no_verdict_away(tmp_path: Path) -
             unsteady(record)
 
     sweep, bundle = auto(tmp_path, 2, edit, device="cuda", workloads=4)
-    assert settle(bundle) is not None
+    assert find_early_stop(bundle) is not None
     main(bundle.path)
     result = judge_sweep(sweep).results[1]
     assert result.speed.speedup is not None and result.speed.speedup.verdict == "FASTER"
@@ -148,7 +148,7 @@ def test_a_bundle_of_many_has_to_be_surer(tmp_path: Path, workloads: int, stops:
             step["step_time_ms"] *= 1 + 0.005 * record.spec.repeat
 
     _, bundle = auto(tmp_path, 2, graphed(slower_again), device="cuda", workloads=workloads)
-    assert (settle(bundle) is not None) is stops
+    assert (find_early_stop(bundle) is not None) is stops
 
 
 @settings(max_examples=50)
