@@ -1,0 +1,111 @@
+"""A small mixture of experts in Megatron Bridge 0.6.2. It knows nothing of this project. recipes/megatron_bridge_moe.yaml runs
+it. Arguments are overrides of the configuration, such as ``train.train_iters=120``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from megatron.bridge.models.gpt_provider import GPTModelProvider
+from megatron.bridge.training.config import (
+    CheckpointConfig,
+    ConfigContainer,
+    DistributedDataParallelConfig,
+    LoggerConfig,
+    MockGPTDatasetConfig,
+    OptimizerConfig,
+    RNGConfig,
+    SchedulerConfig,
+    TokenizerConfig,
+    TrainingConfig,
+    ValidationConfig,
+)
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.pretrain import pretrain
+from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+
+LENGTH, VOCABULARY, STEPS = 1024, 32000, 120
+
+
+def main() -> None:
+    pretrain(process_config_with_overrides(configuration(), cli_overrides=sys.argv[1:]), forward_step)
+
+
+def configuration() -> ConfigContainer:
+    return ConfigContainer(
+        model=model(),
+        train=TrainingConfig(train_iters=STEPS, global_batch_size=2, micro_batch_size=1),
+        validation=ValidationConfig(eval_interval=1000, eval_iters=0),
+        optimizer=OptimizerConfig(
+            optimizer="adam",
+            bf16=True,
+            fp16=False,
+            lr=1e-4,
+            min_lr=1e-5,
+            weight_decay=0.01,
+            clip_grad=1.0,
+            use_distributed_optimizer=False,
+        ),
+        scheduler=SchedulerConfig(
+            start_weight_decay=0.01,
+            end_weight_decay=0.01,
+            weight_decay_incr_style="constant",
+            lr_decay_style="cosine",
+            lr_warmup_iters=2,
+            lr_decay_iters=STEPS,
+            override_opt_param_scheduler=True,
+        ),
+        ddp=DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False),
+        dataset=MockGPTDatasetConfig(
+            random_seed=1234,
+            reset_attention_mask=False,
+            reset_position_ids=False,
+            eod_mask_loss=False,
+            seq_length=LENGTH,
+            num_dataset_builder_threads=1,
+            data_sharding=True,
+            dataloader_type="single",
+            num_workers=1,
+        ),
+        logger=LoggerConfig(log_interval=1),
+        tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=VOCABULARY),
+        checkpoint=CheckpointConfig(save=None),
+        rng=RNGConfig(seed=1234),
+    )
+
+
+def model() -> GPTModelProvider:
+    """Eight layers of sixteen experts each, without fused accumulation of gradients, which shared graphs overwrite."""
+    return GPTModelProvider(
+        num_layers=8,
+        hidden_size=1024,
+        ffn_hidden_size=1024,
+        num_attention_heads=16,
+        num_query_groups=8,
+        num_moe_experts=16,
+        moe_router_topk=4,
+        moe_ffn_hidden_size=512,
+        moe_grouped_gemm=True,
+        moe_token_dispatcher_type="alltoall",
+        normalization="RMSNorm",
+        activation_func=torch.nn.functional.silu,
+        gated_linear_unit=True,
+        position_embedding_type="rope",
+        rotary_base=500000,
+        add_bias_linear=False,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        share_embeddings_and_output_weights=False,
+        gradient_accumulation_fusion=False,
+        seq_length=LENGTH,
+        vocab_size=None,
+        make_vocab_size_divisible_by=128,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.bfloat16,
+    )
+
+
+if __name__ == "__main__":
+    main()
