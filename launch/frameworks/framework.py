@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from launch.contract.spec import GraphImpl, RunSpec
 
@@ -26,5 +26,7 @@ class Framework:
     """Return the flags that turn on graphs of these implementations."""
     own_flags: Callable[[RunSpec], Flags] = no_flags
     """Return the flags of every run, eager or not. A flag is left out if the command already has it."""
+    deterministic_variables: Mapping[str, str] = field(default_factory=dict)
+    """The environment variables that deterministic training needs besides flags. The user's own values override them."""
     untried: str = ""
     """Where this version has never run the framework, in words. Empty if it has run it."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from launch.contract.spec import RunSpec
 from launch.frameworks.framework import Flags, Framework
+from launch.megatron_config.determinism import PROGRAM_VARIABLES
 from launch.megatron_config.graph_config import graph_settings
 
 _EVERY_RUN = {
@@ -44,5 +45,9 @@ def _override(name: str, value: Any) -> str:
 
 
 FRAMEWORK = Framework(
-    ("command", "transformer_engine", "local", "full_iteration"), _graph_flags, _own_flags, "by engine command"
+    ("command", "transformer_engine", "local", "full_iteration"),
+    _graph_flags,
+    _own_flags,
+    PROGRAM_VARIABLES,
+    "by engine command",
 )

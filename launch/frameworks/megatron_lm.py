@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from launch.contract.spec import RunSpec
 from launch.frameworks.framework import Flags, Framework
+from launch.megatron_config.determinism import PROGRAM_VARIABLES
 from launch.megatron_config.graph_config import graph_settings
 
 
@@ -27,5 +28,9 @@ def _own_flags(spec: RunSpec) -> Flags:
 
 
 FRAMEWORK = Framework(
-    ("command", "transformer_engine", "local", "full_iteration"), _graph_flags, _own_flags, "on any GPU"
+    ("command", "transformer_engine", "local", "full_iteration"),
+    _graph_flags,
+    _own_flags,
+    PROGRAM_VARIABLES,
+    "on any GPU",
 )

@@ -29,4 +29,4 @@ def _own_flags(spec: RunSpec) -> Flags:
     return flags | ({"--debug.deterministic": ()} if spec.training.deterministic else {})
 
 
-FRAMEWORK = Framework(("command", "full_iteration"), _graph_flags, _own_flags, "on any GPU")
+FRAMEWORK = Framework(("command", "full_iteration"), _graph_flags, _own_flags, untried="on any GPU")

@@ -10,6 +10,11 @@ ALLOW = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 ALGORITHM = "NCCL_ALGO"
 
 
+PROGRAM_VARIABLES = {ALLOW: "0", ALGORITHM: "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""The variables of a program that trains with Megatron's deterministic mode. Megatron Bridge 0.6.2 ends without the second;
+Megatron-LM sets all three itself since 0.19 (megatron/training/determinism.py)."""
+
+
 def settle_determinism(environment: MutableMapping[str, str]) -> Mapping[str, str]:
     """Forbid Transformer Engine kernels that add in no fixed order, and set NCCL's algorithm if it is unset.
 

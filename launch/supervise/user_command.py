@@ -15,6 +15,7 @@ from launch.common.parent_death import PARENT, die_with_parent
 from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import OBSERVED, AttemptPaths
 from launch.contract.spec import RunSpec, read_spec
+from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
 from launch.supervise.rank_environment import ROOT
 
@@ -43,7 +44,8 @@ def program_variables(spec: RunSpec, attempt: AttemptPaths, inherited: Mapping[s
 
     A launcher of ranks gets no variables of a single rank, but torchrun's own variables for the rendezvous of its nodes.
     """
-    variables = {name: value for name, value in inherited.items() if name != PARENT}
+    deterministic = FRAMEWORKS[spec.command.framework].deterministic_variables if spec.training.deterministic else {}
+    variables = {**deterministic, **{name: value for name, value in inherited.items() if name != PARENT}}
     variables[OBSERVED] = str(attempt.root)
     others = variables.get("PYTHONPATH", "").split(os.pathsep)[1:]
     # Leave out the checkout itself, because a program may have packages with the same names.

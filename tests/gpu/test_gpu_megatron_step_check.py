@@ -16,12 +16,16 @@ from launch.engines.protocol import RankPlace
 from launch.train.data_loader import batch, open_source
 from launch.train.inspection.step_check import check_step
 from tests.gpu.test_gpu_megatron import (  # noqa: F401 (a fixture)
+    FP8,
+    IN_8_BITS,
     MODELS,
     ROUTED,
     WHOLE,
     YARN,
     fused,
+    in_8_bits,
     inputs_kept,
+    named,
     no_groups_left,
     spec_of,
 )
@@ -90,6 +94,60 @@ def test_right_graphs_are_clean(
         found = [one for one in found if one.calibrated]
     if found:
         expect_clean(found, record_property)
+
+
+@pytest.mark.parametrize("fp8", FP8)
+@pytest.mark.parametrize("case", IN_8_BITS, ids=named)
+def test_right_graphs_are_clean_in_8_bits(
+    case: tuple[str, CudaGraph], fp8: Any, record_property: Callable[[str, object], None]
+) -> None:
+    name, graph = case
+    with inputs_kept():
+        found = checked(in_8_bits(name, graph, fp8), CHECKS)
+    expect_clean([one for one in found if one.calibrated] if name == "padded" else found, record_property)
+
+
+@pytest.mark.parametrize("graph", [LAYERS, WHOLE], ids=lambda graph: graph.impl)
+def test_a_check_leaves_the_scales_of_fp8(graph: CudaGraph) -> None:
+    """Uncaptured passes between the steps of a run change nothing, bit by bit."""
+    spec = in_8_bits("dense", graph, "delayed")
+    spec = replace(spec, training=replace(spec.training, deterministic=True))
+    plain, disturbed = (losses_of(spec, checks) for checks in (0, 2))
+    assert plain == disturbed
+
+
+def losses_of(spec: RunSpec, checks: int) -> list[tuple[float, float]]:
+    """Return loss and gradient norm of each step. The ``checks`` steps after the capture are checked."""
+    from launch.engines.megatron.engine import MegatronEngine
+
+    device = torch.device("cuda", 0)
+    engine = MegatronEngine(replace(spec, step_checks=checks), RankPlace(0, 1, device))
+    try:
+        source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+        found = []
+        for step in range(spec.first_compared + 5):
+            tokens = batch(source, spec, step, 0).to(device)
+            if spec.graphed and 0 <= step - spec.first_compared < checks:
+                check_step(engine.checkable_step(), step, tokens)
+            result = engine.step(tokens)
+            found.append((float(result.loss), float(result.grad_norm)))
+        return found
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("graph", [LAYERS, WHOLE], ids=lambda graph: graph.impl)
+def test_a_stale_scale_is_found(graph: CudaGraph, record_property: Callable[[str, object], None]) -> None:
+    """A scale moves to new memory after the capture, and the graph keeps the former."""
+
+    def move(engine: Any) -> None:
+        (linear,) = (one for name, one in engine.chunks[0].named_modules() if name.endswith("layers.1.mlp.linear_fc2"))
+        quantizer = linear.quantizers["scaling_fwd"][0]
+        quantizer.scale = quantizer.scale / 2**12
+
+    (found,) = checked(in_8_bits("dense", graph, "delayed"), 1, change=move)
+    record_property("worst", worst([found]))
+    assert any("layers.1.mlp.linear_fc2" in name for name in faults_of(found)), found
 
 
 @pytest.mark.parametrize("graph", [LAYERS, WHOLE], ids=lambda graph: graph.impl)

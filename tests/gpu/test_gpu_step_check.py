@@ -162,6 +162,8 @@ def test_outputs_of_layers_are_clean_and_name_the_first_that_differs(
 ) -> None:
     """Each replay writes them again. The weight moves to new memory after the capture, and the graph keeps the former."""
     spec = replace(checked_spec(MOE, GRAPHS[graph], precision=precision), layer_check_steps=60)
+    if reasons := violations(spec):
+        pytest.skip(reasons[0].text)
     engine, tokens = train(spec)
     clean = check_step(engine.checkable_step(), engine._step, tokens(engine._step))
     expect_clean([clean], record_property)

@@ -46,8 +46,10 @@ class MegatronStep:
         self._hides_choices = self.routers is None
 
     def state(self) -> list[torch.Tensor]:
-        """Return statistics and biases of routers. Gradients are left out: each pass clears them."""
-        return [buffer for chunk in self.schedule.chunks for buffer in chunk.module.buffers()]
+        """Return statistics and biases of routers, and scales of fp8. Gradients are left out: each pass clears them."""
+        chunks = self.schedule.chunks
+        buffers = [buffer for chunk in chunks for buffer in chunk.module.buffers()]
+        return buffers + [scale for chunk in chunks for module in chunk.modules() for scale in _scaling_state(module)]
 
     def replay(self, batch: torch.Tensor) -> None:
         self._run(lambda: self.runner.replay_again(batch))
@@ -163,3 +165,11 @@ class MegatronStep:
                 part = optimizer._get_model_param_range_map(parameter)["param"]
                 owned[parameter] = slice(part.start, part.end)
         return owned
+
+
+def _scaling_state(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield what Transformer Engine's delayed scaling keeps of ``module``. Other recipes of fp8 keep nothing."""
+    for state in getattr(module, "fp8_meta", {}).values():
+        if hasattr(state, "amax_history"):
+            yield state.scale
+            yield state.amax_history

@@ -48,7 +48,7 @@ class Fingerprint:
 
 
 class FingerprintMaker:
-    """Makes fingerprints of tensors on ``device`` with at most ``most`` elements. Compare only fingerprints of one maker."""
+    """Makes fingerprints of tensors with at most ``most`` elements, on ``device``. Compare only fingerprints of one maker."""
 
     def __init__(self, most: int, device: torch.device) -> None:
         # Use a separate generator, so that the run's random numbers do not change.
@@ -58,7 +58,8 @@ class FingerprintMaker:
         self._signs = 1 - 2 * (self._factors[0] < 0).to(torch.int8)
 
     def make(self, results: Iterable[tuple[str, torch.Tensor]]) -> Mapping[str, Fingerprint]:
-        return {name: self._make(result.detach().reshape(-1)) for name, result in results}
+        device = self._factors.device
+        return {name: self._make(result.detach().to(device).reshape(-1)) for name, result in results}
 
     def _make(self, flat: torch.Tensor) -> Fingerprint:
         bits = flat.view(_INTEGERS.get(flat.itemsize, torch.int32)).split(len(self._signs))
