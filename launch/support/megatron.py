@@ -149,11 +149,6 @@ RULES: tuple[Rule, ...] = (
         fix="Set cuda_graph.mend=[].",
     ),
     MegatronRule(
-        "megatron.step_checks", ("step_checks", "training.fp8"), "engine megatron cannot restore the scales of fp8 after a check",
-        lambda spec: spec.step_checks != 0 and spec.training.fp8 != "none",
-        fix="Set training.fp8=none, or outside of quick mode step_checks=0.",
-    ),
-    MegatronRule(
         "megatron.step_checks", ("step_checks", "parallelism.overlap_moe_expert_parallel_comm"),
         "exchanges beside computations run layers in pieces, and a check cannot perturb a piece",
         lambda spec: spec.step_checks != 0 and spec.parallelism.overlap_moe_expert_parallel_comm,

@@ -65,7 +65,8 @@ def test_outputs_and_gradients_equal_the_plain_formula(
     core = CoreAttention(model, 0, backend, packed)
     assert core.backend(GPU) == backend
     sinks = tensors[3] if model.attention_sinks else None
-    found = core(*tensors[:3], sinks, positions(core, documents, LENGTH))
+    query, key, value = tensors[:3]
+    found = core(query, key, value, sinks, positions(core, documents, LENGTH))
 
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
     query, key, value = (tensor.transpose(1, 2) for tensor in exact[:3])
@@ -97,8 +98,9 @@ def test_no_backend_holds_a_matrix_of_scores(backend: str, model: Model, dtype: 
     core = CoreAttention(model, 0, backend, packed)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
+    query, key, value, sinks = tensors
     core(
-        *tensors[:3], tensors[3] if model.attention_sinks else None, positions(core, documents, length)
+        query, key, value, sinks if model.attention_sinks else None, positions(core, documents, length)
     ).sum().backward()
     added = torch.cuda.max_memory_allocated() - before
     assert added < length * length, f"{added / 2**20:.0f} MiB: one byte a score of one head would be {length**2 >> 20}"

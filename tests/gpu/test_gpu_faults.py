@@ -59,7 +59,7 @@ def test_a_frozen_scalar_fails_nothing_and_is_found_by_its_numbers(store: Path) 
     only = ["repeats=2", "--only", "fault.kind=frozen_scalar"]
     eager, graphed = swept(store, "frozen_scalar", only)
     assert (eager.outcome, graphed.outcome) == ("COMPLETED", "COMPLETED")
-    assert eager.floor is not None and eager.floor.loss < 1e-3, "eager runs agree with each other"
-    assert graphed.replay is not None and graphed.replay.proven, graphed.replay
+    assert eager.loss.noise_floor is not None and eager.loss.noise_floor.loss < 1e-3, "eager runs agree with each other"
+    assert graphed.graphs.replay is not None and graphed.graphs.replay.proven, graphed.graphs
     assert graphed.verdict is not None and graphed.verdict.verdict == "DIVERGED", graphed.verdict
     assert graphed.verdict.deviation is not None and 4 <= graphed.verdict.deviation.step < 8, graphed.verdict

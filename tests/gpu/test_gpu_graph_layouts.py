@@ -77,7 +77,7 @@ def _train(spec: RunSpec, rank: int, device: torch.device) -> dict[str, Any]:
     batches = [batch(source, spec, step, dp_rank).to(device) for step in range(STEPS + PROBED_STEPS)]
     results = [engine.step(tokens) for tokens in batches[:STEPS]]
     stats, weights = engine.graph_stats(), engine.flat_parameters.weights.cpu().clone()
-    seen = probe(engine.step, batches[STEPS:])
+    seen = probe(engine.step, batches[STEPS:]).probe
     engine.close()
     return {
         "steps": [(result.loss.item(), result.grad_norm.item()) for result in results],

@@ -75,7 +75,7 @@ def test_replays_compute_what_uncaptured_code_computes(case: tuple[Model, CudaGr
     stats = engine.graph_stats()
     assert stats.proven, stats
     tokens = torch.zeros(3, 2, 65, dtype=torch.int64, device="cuda")
-    seen = probe(engine.step, [tokens] * PROBED_STEPS)
+    seen = probe(engine.step, [tokens] * PROBED_STEPS).probe
     assert seen.graph_launches == stats.launches_per_step > 0, (seen, stats)
     assert 0 < seen.computing_ms == seen.busy_ms
     assert seen.host_ms, "the host waits for nothing in a step"
@@ -116,7 +116,7 @@ def test_compiled_in_graphs_computes_what_it_computes_without(model: Model, micr
     eager = trained(replace(spec, cuda_graph=CudaGraph("none")))[1]
     assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in eager], abs=2e-2)
     tokens = torch.zeros(micro_batches, 2, 65, dtype=torch.int64, device="cuda")
-    seen = probe(engine.step, [tokens] * PROBED_STEPS)
+    seen = probe(engine.step, [tokens] * PROBED_STEPS).probe
     stats = engine.graph_stats()
     assert stats.proven and seen.graph_launches == stats.launches_per_step > 0, (seen, stats)
     engine.close()
@@ -145,7 +145,7 @@ def test_graphs_of_a_compiled_model_compute_what_it_computes_without(
     assert plain != expected[0], "the eager run is compiled from its first step on"
     assert plain[0] == pytest.approx(expected[0][0], abs=2e-2)
     tokens = torch.zeros(3, 2, 65, dtype=torch.int64, device="cuda")
-    seen = probe(engine.step, [tokens] * PROBED_STEPS)
+    seen = probe(engine.step, [tokens] * PROBED_STEPS).probe
     stats = engine.graph_stats()
     assert stats.proven and seen.graph_launches == stats.launches_per_step > 0, (seen, stats)
     engine.close()

@@ -323,7 +323,7 @@ def _train(spec: RunSpec, rank: int, device: torch.device) -> Trained:
             results.append(engine.step(tokens))
             gradients.append(gradients_of(engine))
         random = torch.cuda.get_rng_state(device)
-        seen = probe(engine.step, batches[STEPS:])
+        seen = probe(engine.step, batches[STEPS:]).probe
         return Trained(
             torch.stack([result.loss for result in results]).cpu(),
             torch.stack([result.grad_norm for result in results]).cpu(),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from launch.contract.errors import CaptureError
 from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import CudaGraph, RunSpec
 from launch.engines.protocol import RankPlace
@@ -30,6 +31,7 @@ from tests.gpu.test_gpu_megatron import (  # noqa: F401 (a fixture)
     spec_of,
 )
 from tests.gpu.test_gpu_step_check import CHECKS, expect_clean, worst
+from tests.megatron_release import RELEASE
 from tests.numerics.test_step_check import faults_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
@@ -138,12 +140,12 @@ def losses_of(spec: RunSpec, checks: int) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("graph", [LAYERS, WHOLE], ids=lambda graph: graph.impl)
 def test_a_stale_scale_is_found(graph: CudaGraph, record_property: Callable[[str, object], None]) -> None:
-    """A scale moves to new memory after the capture, and the graph keeps the former."""
+    """A scale moves to new memory after the capture, and the graph keeps the former. Most numbers exceed e4m3 by the new one."""
 
     def move(engine: Any) -> None:
         (linear,) = (one for name, one in engine.chunks[0].named_modules() if name.endswith("layers.1.mlp.linear_fc2"))
         quantizer = linear.quantizers["scaling_fwd"][0]
-        quantizer.scale = quantizer.scale / 2**12
+        quantizer.scale = quantizer.scale * 2**8
 
     (found,) = checked(in_8_bits("dense", graph, "delayed"), 1, change=move)
     record_property("worst", worst([found]))
@@ -172,8 +174,12 @@ def test_a_graph_that_reads_a_stale_copy_of_a_weight_is_found(
 
 
 def test_local_graphs_are_named_for_the_first_norm(record_property: Callable[[str, object], None]) -> None:
+    """The known fault of 0.16.1, which 0.19.2 has not."""
     found = checked(spec_of(MODELS["dense"], LOCAL), 3)
     record_property("worst", worst(found))
+    if RELEASE == "0.19":
+        assert not any(map(faults_of, found))
+        return
     assert all("layers.0." in one.differences[0].name and "norm" in one.differences[0].name for one in found), found
     assert all(map(faults_of, found))
 
@@ -185,8 +191,12 @@ def test_attention_without_positions_is_named(record_property: Callable[[str, ob
 
 
 def test_rounded_inputs_are_found(record_property: Callable[[str, object], None]) -> None:
-    """The row of launch.support that refuses fp32 goes where this fails."""
+    """The row of launch.support that refuses fp32 goes where this fails. 0.19.2 does not capture such layers."""
     spec = spec_of(MODELS["moe"], CudaGraph("transformer_engine", ("moe_router", "moe_preprocess")))
+    if RELEASE == "0.19":
+        with pytest.raises(CaptureError, match="Data types for parameters must match"):
+            checked(spec, 1, "fp32")
+        return
     found = checked(spec, 1, "fp32")
     record_property("worst", worst(found))
     assert all(map(faults_of, found)), found

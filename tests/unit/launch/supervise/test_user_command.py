@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.contract.paths import AttemptPaths
-from launch.contract.spec import RunSpec, Training, Command
+from launch.contract.spec import Command, RunSpec, Training
 from launch.supervise.user_command import program_variables
 
 

@@ -169,7 +169,7 @@ ON_GPU = RunSpec(engine="megatron", training=BF16, placement=Placement(device="c
 SIGMOID = {"moe_router_score_function": "sigmoid"}
 MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # fields of the model, and those of other sections; the rule is the key
-    "step_checks": ({}, {"step_checks": 1, "training": Training(precision="bf16", fp8="delayed")}),
+    "step_checks": ({}, {"step_checks": 1, "parallelism": Parallelism(overlap_moe_expert_parallel_comm=True)}),
     "weights": ({"weights": "/a/checkpoint"}, {}),
     "num_query_groups": ({"num_query_groups": 2}, {"parallelism": Parallelism(tp=4)}),
     "rope_scaling": ({"rope_scaling": "llama3", "rope_original_max_position": 4096}, {}),
