@@ -99,7 +99,9 @@ def _none_is_faster(sound: Sequence[CellResult], decided: bool, ran: Sequence[Ce
         return lead, f"{_name(sound[0])} is {_agreement(sound[0])}, but its speed is not known"
     result, speed = max(timed, key=lambda item: item[1].ratio)
     claim = f"{_name(result)} measured {speed.ratio:.2f}x ({interval(speed)}) and is {_agreement(result)}"
-    return lead, "; ".join(filter(None, (claim, _ties(result, ran))))
+    includes_1 = speed.low is not None and speed.high is not None and speed.low <= 1 <= speed.high
+    doubt = _ties(result, ran) if includes_1 or speed.verdict != "INCONCLUSIVE" else speed.reason.partition(":")[0]
+    return lead, "; ".join(filter(None, (claim, doubt)))
 
 
 def _timed(sound: Sequence[CellResult]) -> list[tuple[CellResult, Speed]]:
