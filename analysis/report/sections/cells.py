@@ -20,8 +20,8 @@ HEADER = (
     "replay check",
 )
 SPEED = (
-    "The speed-up is eager's step time over the graphed one, with the interval that its verdict follows from. Step times are "
-    "means over the steady steps. "
+    "Speed-up: eager's step time over the graphed one, with the interval that decides its verdict. Step times are means over the "
+    "steady steps."
 )
 
 
@@ -32,9 +32,9 @@ def render(report: ReportData) -> list[str]:
     kinds = sorted({KIND_WORDS[result.memory.kind] for result in report.shown if result.memory})
     selected = f"The sweep ran only cells with {escape(' and '.join(only))} (--only), and their eager baselines."
     left_out = f"The tables show {shown:,} of {ran:,} cells, worst news first. report.json has all cells."
-    memory = f"Memory is {' or '.join(kinds)}: the largest peak of any phase, rank and repeat."
+    memory = f"Memory: the largest peak of any phase, rank and repeat, in {' or '.join(kinds)}."
     return [
-        *how_to_read(_rules(report.sweep.plan.margins), SPEED + (memory if kinds else "")),
+        *how_to_read(*_rules(report.sweep.plan.margins), SPEED, *([memory] if kinds else [])),
         "## Cells",
         *([selected] if only else []),
         *([left_out] if shown < ran else []),
@@ -42,14 +42,17 @@ def render(report: ReportData) -> list[str]:
     ]
 
 
-def _rules(margins: Margins) -> str:
+def _rules(margins: Margins) -> tuple[str, ...]:
     return (
-        "A graphed cell passes as BITWISE or as EQUIVALENT. BITWISE: after the capture, all its runs equal all eager runs "
-        f"of the same code, libraries and data bit for bit. EQUIVALENT: over {MINIMUM_STEPS} steps or more, each step and eager's "
-        "own noise are within the margins, a test shows that the mean is too, and no difference grows. The margins are "
-        f"{margins.loss:g} nats for the loss and {margins.grad_norm:.2%} of eager's gradient norm. EQUIVALENT (step-checked): noise hides "
-        "whether the curves agree, but single steps by replay and uncaptured do. A cell with missing, "
-        "non-finite or unproven data does not pass; logs of runs made elsewhere may, and then replay is unproven. For an eager cell, the difference is that between its own repeats."
+        "A graphed cell passes as BITWISE or as EQUIVALENT. The margins are "
+        f"{margins.loss:g} nats for the loss and {margins.grad_norm:.2%} of eager's gradient norm (docs/verdicts.md).",
+        "BITWISE: after the capture, all its runs equal all eager runs of the same code, libraries and data bit for bit.",
+        f"EQUIVALENT: over {MINIMUM_STEPS} steps or more, each step's difference and eager's own noise are within the margins. A "
+        "test shows that the mean difference is too, and no difference grows.",
+        "EQUIVALENT (step-checked): noise hides whether the curves agree, but single steps agree between replay and uncaptured code.",
+        "A cell with missing, non-finite or unproven data does not pass. Logs of runs made elsewhere may pass. Their replay "
+        "then stays unproven.",
+        "For an eager cell, the loss difference is that between its own repeats.",
     )
 
 

@@ -23,8 +23,8 @@ def render(report: ReportData) -> list[str]:
     return [
         "## What this cost",
         f"{total:.3g} {unit} in the attempts that count: {eager} eager, {graphed} graphed.{_lost(report.ran, unit)}",
-        f"The table has the seconds of rank 0. Start and end are those of its processes, outside all phases. Between the "
-        f"attempts of a bundle {_between_attempts(report.ran):.1f} s passed in all.",
+        "The table has the seconds of rank 0. Start and end are the time of attempts outside its phases. "
+        f"Another {_between_attempts(report.ran):.1f} s passed between the attempts of bundles.",
         table(("phase", "eager runs", "graphed runs"), rows),
     ]
 
@@ -43,7 +43,7 @@ def _outside_phases(results: Sequence[CellResult]) -> float:
 
 def _lost(results: Sequence[CellResult], unit: str) -> str:
     hours = sum(_length(_other_outcomes(result)) * result.spec.parallelism.world_size for result in results) / 3600
-    return f" {hours:.3g} {unit} more went in other attempts." if hours else ""
+    return f" {hours:.3g} {unit} more were spent in other attempts." if hours else ""
 
 
 def _between_attempts(results: Sequence[CellResult]) -> float:

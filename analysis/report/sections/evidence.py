@@ -17,12 +17,14 @@ PAIR_HEADER = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps 
                "largest gradient norm difference", "equal bit for bit", "step time")  # fmt: skip
 LADDER_HEADER = ("cell", "verdict", "runs, eager / graphed", "metric", "equal bit for bit", "noise floor",
                  "largest difference", "mean difference", "drift", "growth")  # fmt: skip
-LADDER_NOTE = (
-    "Gradient norms are relative to eager's. The noise floor is the largest distance of an eager run from the mean of the "
-    "other eager runs. The largest difference is that of a graphed run from the mean of the eager runs. The mean difference "
-    "has its interval and p, the probability of so small a mean if the true one were at the margin. Drift is the rise of a "
-    "line fitted to the differences over the window. Growth shows whether differences that grow at its end will leave the "
-    "margin (docs/verdicts.md). Only runs of the same code, libraries and data are judged together."
+LADDER_NOTES = (
+    "Gradient norms: all differences are relative to eager's norm.",
+    "Noise floor: the largest distance of an eager run from the mean of the other eager runs.",
+    "Largest difference: the largest distance of a graphed run from the mean of the eager runs.",
+    "Mean difference: with its interval and p. If the true mean were at the margin, p is the chance of so small a mean.",
+    "Drift: the rise over the window of a line fitted to the differences.",
+    "Growth: whether differences that grow at the end of the window will leave the margin (docs/verdicts.md).",
+    "Only runs of the same code, libraries and data are judged together.",
 )
 
 
@@ -122,7 +124,7 @@ def _bisect(result: CellResult) -> str:
 def _ladder(shown: Sequence[CellResult]) -> list[str]:
     judged = [(result, result.verdict.evidence) for result in shown if result.verdict and result.verdict.evidence]
     rows = [_rung_row(result, evidence, metric) for result, evidence in judged for metric in METRICS]
-    return ["### Loss, rung by rung", table(LADDER_HEADER, rows), *how_to_read(LADDER_NOTE)] if rows else []
+    return ["### Loss, rung by rung", table(LADDER_HEADER, rows), *how_to_read(*LADDER_NOTES)] if rows else []
 
 
 def _rung_row(result: CellResult, evidence: CurveEvidence, metric: Metric) -> list[str]:

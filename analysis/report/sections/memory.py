@@ -17,19 +17,21 @@ from launch.contract.records.events import Phase
 MOST_NAMES = 20
 """The most cells in a field of the first table."""
 PHASES: tuple[Phase, ...] = ("build", "warmup", "capture", "settle", "measure")
-NOTE = (
-    "Figures are the largest of ranks and repeats, in {kind}, at the peak of each phase. Held above eager is the "
-    "memory that a run holds at the end of phase measure, graphed minus eager, the largest of ranks and repeats. Unlike a peak, it "
-    "excludes memory that was freed before."
+NOTES = (
+    "Peak of a phase: the largest of ranks and repeats, in {kind}.",
+    "Held above eager: memory that the graphed run holds at the end of phase measure, minus that of the eager run. It is the "
+    "largest of ranks and repeats. Unlike a peak, it excludes memory that was freed before.",
 )
-NOTE_GPU = (
-    "Headroom is the memory of the smallest GPU minus the peak of training. The second table has the parts of the fullest rank's "
-    "peak in phase measure. State is its weights, gradients and optimizer state, computed from the recipe; of a user's program it is "
-    "unknown and counts as activations. The graph pool is the allocator's memory for graphs, activations of captured code included. "
-    "Outside the allocator are graph executables, communicators and the CUDA context. Activations are the rest, with workspaces "
-    "and blocks that the allocator keeps unused."
+NOTES_GPU = (
+    "Headroom: the memory of the smallest GPU minus the peak of training.",
+    "The second table splits the peak of phase measure on the fullest rank.",
+    "State: weights, gradients and optimizer state, computed from the recipe. For a user's program it is unknown and counts as "
+    "activations.",
+    "Graph pool: the allocator's memory for graphs, including captured activations.",
+    "Outside: memory outside the allocator, such as graph executables, communicators and the CUDA context.",
+    "Activations: the rest, including workspaces and blocks that the allocator keeps unused.",
 )
-NOTE_FORECAST = "The last table has the peak of a phase beside its forecast from the recipe alone (docs/memory.md), both of the fullest rank."
+NOTE_FORECAST = "Forecast: the peak of a phase on the fullest rank, computed from the recipe alone (docs/memory.md), beside the measured one."
 FORECAST_PHASES: tuple[Phase, ...] = ("warmup", "capture", "measure")
 PARTS = ("state", "activations", "graph pool", "outside", "peak of measure")
 
@@ -61,11 +63,12 @@ def _peaks(shown: Sequence[CellResult]) -> list[str]:
         return []
     on_gpu = any(result.on_gpu for result, _ in cells)
     header = ["cell", "ended", *PHASES, "held above eager", *(["headroom"] if on_gpu else [])]
-    note = NOTE.format(kind=" or ".join(sorted({KIND_WORDS[memory.kind] for _, memory in cells})))
+    kind = " or ".join(sorted({KIND_WORDS[memory.kind] for _, memory in cells}))
     rows = [_row(result, memory, on_gpu) for result, memory in cells]
     parts = [table(("cell", *PARTS), [_parts(result, memory) for result, memory in cells])] if on_gpu else []
     forecasts = [row for result, memory in cells if (row := _forecasts(result, memory))]
-    notes = [note, *([NOTE_GPU] if on_gpu else []), *([NOTE_FORECAST] if forecasts else [])]
+    about = [note.format(kind=kind) for note in NOTES]
+    notes = [*about, *(NOTES_GPU if on_gpu else []), *([NOTE_FORECAST] if forecasts else [])]
     head = ["cell", *(f"{phase}{what}" for phase in FORECAST_PHASES for what in ("", ", forecast"))]
     return [
         table(header, rows),

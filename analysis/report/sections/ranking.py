@@ -11,15 +11,15 @@ from launch.common.text import count, size
 
 MAXIMUM_TASKS = 6
 MAXIMUM_CELLS = 20
-NOTE = (
-    "Cells of one task compute the same. The ranking holds eager cells that ended well and graphed cells that pass, ordered by "
-    "absolute step time: the geometric mean over runs of the mean of their steady window, with the smallest and the largest. It "
-    "differs from the time in a speed-up only where one run of a pair has outliers that the other has not, or has no pair. Only "
-    "eager and graphed runs of one workload share an allocation, so a ratio between rows is no paired speed-up. Cells of one "
-    "workload are compared by their pairs. Other cells are statistically tied unless all runs of one are faster than all runs "
-    f"of the other by more than {ALLOCATION_ALLOWANCE:.0%}, with two runs each; allocations may differ by so much. A cell that is "
-    "tied with the first may be as fast, or may need more runs. A cell is on the Pareto front if no other cell beats it in step "
-    "time, memory per rank and number of ranks together."
+NOTES = (
+    "The table has eager cells that ended well and graphed cells that pass. All compute the same task. The fastest is first.",
+    "Step time: the geometric mean over runs of the mean of their steady window, with the smallest and the largest in brackets. "
+    "It differs from the time of a speed-up only if a run has no pair, or if one run of a pair has outliers that the other lacks.",
+    "The ratio of two rows is not a speed-up. Only eager and graphed runs of one workload share an allocation.",
+    "Statistically tied: the cell may be as fast as the first, or it may need more runs. Cells of one workload are compared by "
+    "their pairs. Other cells are tied unless both have two runs and all runs of one are faster than all runs of the other by "
+    f"more than {ALLOCATION_ALLOWANCE:.0%}. Allocations may differ by that much.",
+    "Pareto front: no other cell beats this cell in step time, memory per rank and number of ranks together.",
 )
 
 
@@ -29,7 +29,7 @@ def render(report: ReportData) -> list[str]:
     blocks = [block for ranking in rankings[:MAXIMUM_TASKS] for block in _ranking(ranking, names)]
     if len(rankings) > MAXIMUM_TASKS:
         blocks.append(f"report.json lists {count('more task', len(rankings) - MAXIMUM_TASKS)}.")
-    return ["## Ranking", *blocks, *how_to_read(NOTE)] if blocks else []
+    return ["## Ranking", *blocks, *how_to_read(*NOTES)] if blocks else []
 
 
 def _ranking(ranking: Ranking, names: Mapping[str, str]) -> list[str]:

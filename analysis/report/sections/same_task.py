@@ -17,7 +17,7 @@ HEADER = (
 )
 NOTE = (
     "Cells of one task compute the same with another layout, engine or implementation. Differences are from the first cell of "
-    "each table, over all steps that both have. They give no verdict: sums in another order round differently."
+    "each table, over all steps that both have. They give no verdict, because sums in another order round differently."
 )
 
 

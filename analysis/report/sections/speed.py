@@ -17,33 +17,35 @@ from launch.common.text import count
 
 HEADER = ("cell", "speed-up", "verdict", "steady steps", "captured", "break-even step")
 GPU_HEADER = ("step time, eager / graphed", "throttled, eager / graphed", "tokens/s/GPU", "model TFLOP/s/GPU")
-NOTE = (
-    "The speed-up of a pair is the ratio of the mean steps of its steady window. In brackets is its interval over the pairs, by "
-    "Student's t on logarithms. All cells with a verdict count as one family: the chance that any of them is wrongly FASTER or "
-    f"SLOWER is {ALPHA:.0%}, and the intervals are as wide as that needs. NEUTRAL: the interval is within {BAND:.0%} of 1. FASTER, "
-    "SLOWER: the interval excludes 1. All else is INCONCLUSIVE, as is a cell with fewer than two pairs or "
-    f"{MINIMUM_STEPS} steady steps. The window holds the steps that both runs measured, without those that settle. Outliers are "
-    f"further from their run's median than {FENCE:g} robust standard deviations and {NOTICEABLE:.0%}. Both sides leave them out, "
-    f"unless they are more than {RARE:.0%} of a run or on one side only: then they are how the run behaves, and all steps count. "
-    "A verdict must also survive four checks: outliers kept, drift between repeats, the order of runs, changes within the window. "
-    "Steady steps are the window's length. Whatever lasts longer counts as steady: longer runs show whether a speed-up stays. "
-    "Graphs and seconds of a capture are the largest of ranks and repeats; with torch_compile they include the compilation."
+NOTES = (
+    "Speed-up: eager step time over graphed step time. A pair's times are the means of its steady window. The cell has the "
+    "geometric mean of its pairs, and in brackets the interval by Student's t on logarithms (docs/speed.md).",
+    f"NEUTRAL: the interval lies within {BAND:.0%} of 1. FASTER, SLOWER: otherwise, the interval excludes 1. INCONCLUSIVE: all "
+    f"else. A cell with fewer than two pairs or {MINIMUM_STEPS} steady steps is INCONCLUSIVE too.",
+    "All cells with a verdict form one family. The intervals are so wide that the chance of any wrong FASTER or SLOWER in the "
+    f"family is {ALPHA:.0%}.",
+    "A verdict must also survive four checks: outliers, drift between repeats, the order of runs, and changes within the window.",
+    "Steady steps: the length of the window, which has the steps that both runs measured, without settling ones. What lasts "
+    "longer than the window counts as steady. Longer runs show whether a speed-up lasts.",
+    f"Outliers: steps further from their run's median than {FENCE:g} robust standard deviations and {NOTICEABLE:.0%}. Both "
+    f"sides leave them out. But all steps count if outliers are more than {RARE:.0%} of a run, or if one side has significantly "
+    "more of them.",
+    "Captured: the largest number of graphs and the longest capture of all ranks and repeats. With torch_compile the time "
+    "includes the compilation.",
 )
 NOTE_AUTO = (
-    "With `repeats: auto`, verdicts are judged after several numbers of repeats. These looks share the 5%, so that intervals hold "
-    "whenever a bundle ended."
+    "Repeats: with `repeats: auto`, verdicts are judged after several numbers of repeats. These looks share the 5%, so the "
+    "intervals hold whenever a bundle ended."
 )
-NOTE_GPU = (
-    "Operations are the model's, forward and backward, counted as Megatron does: 6 for each weight that a token uses (of the "
-    "experts, the top-k and the shared one), and attention under a causal mask. The break-even step is the cost of the capture, "
-    "settling included, over the gain per step."
-)
-NOTE_THROTTLED = (
-    "Throttled is the share of the measured time in which the driver lowered a GPU's clocks, on the rank and in the run with "
-    "most of it. Hardware slowdowns are seen only at the start and the end of the window. A speed-up is uncertain in two cases: "
-    f"something other than a power cap slowed GPUs down for more than {SLOWED:.0%} of that time, or a power cap held one side "
-    f"longer than the other by more than {CAPPED_APART:.0%}. Steps could then have been shorter by that share. The interval is "
-    "that much wider, and a verdict that does not hold for all of it becomes INCONCLUSIVE."
+NOTES_GPU = (
+    "Model TFLOP/s: operations of the forward and backward pass, counted as Megatron does. Each weight that a token uses counts "
+    "6 (of the experts: the top-k and the shared one), and attention counts under a causal mask.",
+    "Break-even step: the cost of the capture, settling included, over the gain per step.",
+    "Throttled: the share of the measured time in which the driver lowered a GPU's clocks. The table shows the rank and the run "
+    "with the largest share. Hardware slowdowns are seen only at the start and the end of the window.",
+    f"Throttling widens an interval in two cases. Something other than a power cap slowed GPUs for more than {SLOWED:.0%} of "
+    f"that time. Or a power cap held one side longer than the other, by more than {CAPPED_APART:.0%}. Steps could have been "
+    "shorter by that share, so the interval is wider by it. A verdict that does not hold for all of it becomes INCONCLUSIVE.",
 )
 
 
@@ -59,9 +61,7 @@ def render(report: ReportData) -> list[str]:
         "## Speed",
         table([*HEADER, *(GPU_HEADER if on_gpu else [])], rows),
         *_unlike_repeats([result for result, _ in timed]),
-        *how_to_read(
-            NOTE, *([NOTE_AUTO] if report.sweep.plan.looks else []), *([NOTE_GPU, NOTE_THROTTLED] if on_gpu else [])
-        ),
+        *how_to_read(*NOTES, *([NOTE_AUTO] if report.sweep.plan.looks else []), *(NOTES_GPU if on_gpu else [])),
         *([_contention(neighbours)] if neighbours else []),
         *remarks,
     ]
@@ -119,8 +119,8 @@ def _unlike_repeats(timed: Sequence[CellResult]) -> list[str]:
         if differing := differing_fields([pair.attempts[0].environment for pair in _timed_pairs(result)]):
             cells.setdefault(differing, []).append(result)
     return [
-        f"**Repeats differ in machine or software**: {cell_text('; '.join(differing))}. The two runs of a pair agree in them, "
-        f"but the figures above are means over unlike pairs. Pair by pair: {'; '.join(map(_pair_by_pair, results))}."
+        f"**Repeats differ in machine or software**: {cell_text('; '.join(differing))}. The two runs of each pair agree. "
+        f"But the figures above are means over pairs that differ. Pair by pair: {'; '.join(map(_pair_by_pair, results))}."
         for differing, results in cells.items()
     ]
 
@@ -138,9 +138,9 @@ def _pair_by_pair(result: CellResult) -> str:
 
 def _contention(neighbours: HostContention) -> str:
     return (
-        "Other bundles of this sweep ran on the same host (that of rank 0) during "
-        f"{neighbours.eager:.0%} of the eager runs' time and {neighbours.graphed:.0%} of the graphed runs'. Where a step "
-        "waits for the host, such runs slow each other down."
+        "Other bundles of this sweep ran on rank 0's host during "
+        f"{neighbours.eager:.0%} of the eager runs' time and {neighbours.graphed:.0%} of the graphed runs' time. "
+        "Such runs slow each other down if their steps wait for the host."
     )
 
 
@@ -159,6 +159,6 @@ def _remarks(result: CellResult) -> Iterator[str]:
     if straggler:
         what = "its GPU computes for" if straggler.what == "computing" else "its host takes"
         yield (
-            f"{name}: rank {straggler.rank} slows the others down: {what} {straggler.milliseconds:.2f} ms per step; the median "
-            f"of the others of its pipeline stage is {straggler.others_ms:.2f} ms. GPU throttled: {straggler.throttled}."
+            f"{name}: rank {straggler.rank} slows the others down: {what} {straggler.milliseconds:.2f} ms per step. The "
+            f"median of the other ranks of its pipeline stage is {straggler.others_ms:.2f} ms. GPU throttled: {straggler.throttled}."
         )

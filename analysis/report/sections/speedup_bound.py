@@ -14,17 +14,20 @@ HEADER = (
     "times busy (computing)", "attained (computing)", "bottleneck",
 )  # fmt: skip
 NOTES = (
-    "Graphs save host time and no GPU time: with the same kernels, a step cannot be shorter than the GPU is busy in it. The "
-    "upper bound is the eager step over that time. GPU-busy time, computing time and the host's time to enqueue a step are "
-    "the eager baseline's, measured over a few steps after the timed ones. With several ranks, busy is that of the least busy "
-    "rank; computing and host are those of the slowest. Host is empty where the host waits for the GPU within a step.",
-    "Figures in brackets leave out kernels that communicate. Such kernels also wait for other ranks, whose hosts graphs make "
-    "faster. Where they take a good part of a rank's busy time, only the figure in brackets is a bound. A real step also takes "
-    "the time to pass data and to wait for other ranks.",
-    "Launch-bound is the share of the eager step in which a GPU is idle. It is none where kernels waited longer in the trace "
-    "than in the timed steps. Attained is the share of that idle time that graphs saved, where it was more than "
-    f"{BAND:.0%} of the step. It exceeds 100% where kernels run faster in a graph than in the trace. A step within {NEAR:.0%} of "
-    "the time that the GPU needs is GPU-bound. Where ranks communicate, the bottleneck comes from the graphed run's own trace.",
+    "Upper bound: the eager step over the time in which the GPU is busy in it. Graphs save host time and no GPU time, so a step "
+    "with the same kernels cannot be shorter than that time.",
+    "GPU busy, computing and host: measured on the eager baseline over a few steps after the timed ones. With several ranks, busy "
+    "is that of the least busy rank. Computing and host are those of the slowest rank.",
+    "Host: the time in which the host enqueues a step. It has no figure if the host waits for the GPU within a step.",
+    "Brackets: the figure without kernels that communicate. Such kernels also wait for other ranks, whose hosts become faster by "
+    "graphs. If they take much of a rank's busy time, only the figure in brackets is a bound. A real step also takes time to "
+    "transfer data and to wait for other ranks.",
+    "Launch-bound: the share of the eager step in which a GPU is idle. It is none if kernels waited longer in the trace than in "
+    "the timed steps.",
+    "Attained: the share of that idle time that graphs saved. It has a figure if the idle time was more than "
+    f"{BAND:.0%} of the step. It exceeds 100% if kernels run faster in a graph than in the trace.",
+    f"Bottleneck: a step within {NEAR:.0%} of the time that the GPU needs is GPU-bound. If ranks communicate, the bottleneck "
+    "comes from the graphed run's own trace.",
 )
 
 

@@ -9,17 +9,18 @@ from launch.contract.records.step_check import NOISE_MULTIPLE
 
 HEADER = ("cell", "steps", "runs", "results per rank", "unequal", "largest difference, in noise", "tokens elsewhere",
           "longest check", "finding")  # fmt: skip
-NOTE = (
-    "Each checked step is computed twice from one state: by replay, and by the same code uncaptured. Noise is what a second "
-    "uncaptured pass and one unit in the last place of the first layer's output change, for each result by itself. More than "
-    f"{NOISE_MULTIPLE:g} times the noise is a fault. Tokens elsewhere are those that a router sends to another expert "
-    "(docs/step_check.md)."
+NOTES = (
+    "Each checked step is computed twice from one state: by replay, and by the same code uncaptured (docs/step_check.md).",
+    "Noise: how far a result changes in a second uncaptured pass, or when the first layer's output moves by one unit in the last "
+    "place. The larger of the two counts, for each result by itself.",
+    f"A difference of more than {NOISE_MULTIPLE:g} times the noise is a fault.",
+    "Tokens elsewhere: tokens that a router sends to another expert.",
 )
 
 
 def render(report: ReportData) -> list[str]:
     rows = [row for result in report.shown if (row := _row(result))]
-    return ["## Step checks", table(HEADER, rows), *how_to_read(NOTE)] if rows else []
+    return ["## Step checks", table(HEADER, rows), *how_to_read(*NOTES)] if rows else []
 
 
 def _row(result: CellResult) -> list[str]:

@@ -19,8 +19,8 @@ FOLD, FOLD_END = "<details><summary>How to read this</summary>\n", "</details>\n
 
 
 def how_to_read(*notes: str) -> list[str]:
-    """Return ``notes`` in a fold that readers can open."""
-    return [FOLD.strip(), *notes, FOLD_END.strip()]
+    """Return ``notes`` as a list in a fold that readers can open."""
+    return [FOLD.strip(), "\n".join(f"- {note}" for note in notes), FOLD_END.strip()]
 
 
 def cell_text(text: str) -> str:

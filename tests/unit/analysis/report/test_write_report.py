@@ -124,9 +124,9 @@ def test_a_cost_counts_other_attempts_and_the_time_between_them(tmp_path: Path) 
     cost = report_text(write_sweep(tmp_path, repeats=1, device="cuda", edit=again)).split("## What this cost")[1]
     assert (
         "0.0333 GPU-hours in the attempts that count" in cost
-        and "0.00833 GPU-hours more went in other attempts." in cost
+        and "0.00833 GPU-hours more were spent in other attempts." in cost
     )
-    assert "Between the attempts of a bundle 10.0 s passed" in cost
+    assert "Another 10.0 s passed between the attempts of bundles." in cost
     rows = re.findall(r"\| [a-z ]+ \| (\d+\.\d) s \| (\d+\.\d) s \|", cost)
     assert [sum(map(float, column)) for column in zip(*rows, strict=True)] == pytest.approx([60.0, 60.0], abs=0.5)
 
