@@ -351,8 +351,11 @@ def _memory(cells: Sequence[CellResult], colours: Colours) -> MemoryChart | None
         return None
     parts = [(result, memory.parts) for result, memory in recorded if memory.parts]
     if parts:
-        bars = [_waterfall(result, colours, each) for result, each in parts]
-        return MemoryChart("GPU memory of the fullest rank at its peak in phase measure", PARTS, tuple(bars))
+        # The state of a user's program is unknown.
+        knows_state = any(each.state for _, each in parts)
+        names = PARTS if knows_state else ("state and activations", *PARTS[2:])
+        bars = [_waterfall(result, colours, each, len(names)) for result, each in parts]
+        return MemoryChart("GPU memory of the fullest rank at its peak in phase measure", names, tuple(bars))
     peaks = [(result, {peak.phase: peak.peak / 2**30 for peak in memory.phases}) for result, memory in recorded]
     phases = tuple(phase for phase in PHASES if any(phase in heights for _, heights in peaks))
     bars = [
@@ -364,7 +367,9 @@ def _memory(cells: Sequence[CellResult], colours: Colours) -> MemoryChart | None
     )
 
 
-def _waterfall(result: CellResult, colours: Colours, parts: MemoryParts) -> Bars:
+def _waterfall(result: CellResult, colours: Colours, parts: MemoryParts, number: int) -> Bars:
+    """Return the last ``number`` bars of ``PARTS``. Each begins where the one before it ends, but the last one has the total."""
     heights = [size / 2**30 for size in (parts.state, parts.activations, parts.graph_pool, parts.outside)]
     *floors, total = itertools.accumulate(heights, initial=0.0)
-    return Bars(result.name, colours[result.cell.cell_id], (*heights, total), (*floors, 0.0))
+    tops, bottoms = (*heights, total), (*floors, 0.0)
+    return Bars(result.name, colours[result.cell.cell_id], tops[-number:], bottoms[-number:])

@@ -28,9 +28,5 @@ def _own_flags(spec: RunSpec) -> Flags:
 
 
 FRAMEWORK = Framework(
-    ("command", "transformer_engine", "local", "full_iteration"),
-    _graph_flags,
-    _own_flags,
-    PROGRAM_VARIABLES,
-    "on any GPU",
+    ("command", "transformer_engine", "local", "full_iteration"), _graph_flags, _own_flags, PROGRAM_VARIABLES
 )

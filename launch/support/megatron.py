@@ -277,7 +277,7 @@ RULES: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.precision", ("training.precision", *GRAPH),
         "TECudaGraphHelper captures layers with inputs in bfloat16: an fp32 capture of attention fails, and one of parts behind it "
-        "silently rounds their inputs (observed)",
+        "silently rounds their inputs (observed; with 0.19.2 it fails too)",
         lambda spec: spec.training.precision == "fp32" and spec.cuda_graph.impl == "transformer_engine",
         fix="Set training.precision=bf16, or cuda_graph.impl=full_iteration.",
         source=f"{MCORE}transformer/module.py:247",

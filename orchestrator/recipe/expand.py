@@ -26,7 +26,7 @@ from orchestrator.recipe.aliases import canonical_place, canonical_values
 from orchestrator.recipe.command import command_of, graphs_axis
 from orchestrator.recipe.field_check import FileSchema, Schema
 from orchestrator.recipe.fields import RECIPE, Resources
-from orchestrator.recipe.recipe import Recipe
+from orchestrator.recipe.recipe import AUTO_CHECKS, Recipe
 from orchestrator.recipe.source_fields import Tree, leaves
 
 Section = TypeVar("Section")
@@ -185,8 +185,8 @@ class _Builder:
             fault=self._section(Fault, tree.get("fault", {})),
             command=command_of(tree.get("command", {}), self._recipe.file.absolute().parent),
             environment=tree.get("environment", {}),
-            step_checks=0 if tree["engine"] == "command" else self._recipe.step_checks,
         )
+        spec = replace(spec, step_checks=_count_step_checks(spec, self._recipe.step_checks))
         expect = self._section(Expectation, tree.get("expect", {}))
         return ResolvedCell(spec, self._settings(patches), expect, resources)
 
@@ -224,6 +224,21 @@ class _Builder:
     def _settings(self, patches: Iterable[Tree]) -> tuple[str, ...]:
         settings = dict(itertools.chain.from_iterable(leaves(patch) for patch in patches))
         return tuple(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items() if key in self._varying)
+
+
+def _count_step_checks(spec: RunSpec, written: int | str) -> int:
+    """Return the number of step checks of a run. Deterministic runs need none, because equal bits decide them.
+
+    ``auto`` leaves out what has not run on GPUs (checks of several ranks), and checks of a captured optimizer, which may have
+    to copy its state to the host.
+    """
+    if spec.engine == "command":
+        return 0
+    if isinstance(written, int):
+        return written
+    on_one_gpu = spec.placement.device == "cuda" and spec.parallelism.world_size == 1
+    is_left_out = not spec.graphed or spec.training.deterministic or spec.cuda_graph.optimizer
+    return AUTO_CHECKS if on_one_gpu and not is_left_out else 0
 
 
 def _varying_fields(recipe: Recipe) -> frozenset[str]:

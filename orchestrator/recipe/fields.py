@@ -22,8 +22,16 @@ from launch.contract.spec import (
     Profiler,
     Training,
 )
-from orchestrator.recipe.field_check import FileSchema, Flaw, Schema, check_variable, checked_field, interval_check
-from orchestrator.recipe.ranges import ABOVE_ZERO, COUNT, POSITIVE, ranges_of
+from orchestrator.recipe.field_check import (
+    Check,
+    FileSchema,
+    Flaw,
+    Schema,
+    check_variable,
+    checked_field,
+    interval_check,
+)
+from orchestrator.recipe.ranges import ABOVE_ZERO, COUNT, POSITIVE, Interval, ranges_of
 from orchestrator.recipe.source_fields import SECRET_FIX
 from orchestrator.recipe.yaml_reader import NAME
 
@@ -73,11 +81,14 @@ def most_repeats(repeats: int | str) -> int:
     return AUTO_LOOKS[-1] if isinstance(repeats, str) else repeats
 
 
-def _check_repeats(repeats: int | str) -> Flaw | None:
-    if isinstance(repeats, str):
-        fix = f"write a whole number, or auto: as many as verdicts need, up to {AUTO_LOOKS[-1]}"
-        return None if repeats == "auto" else Flaw("not a whole number, or auto", fix)
-    return interval_check(POSITIVE)(repeats)
+def _number_or_auto(interval: Interval, automatic: str) -> Check:
+    """Return the check of a number in ``interval``, or the word ``auto``, whose meaning is ``automatic``."""
+    flaw = Flaw("not a whole number, or auto", f"write a whole number, or auto: {automatic}")
+
+    def check(value: int | str) -> Flaw | None:
+        return interval_check(interval)(value) if isinstance(value, int) else None if value == "auto" else flaw
+
+    return check
 
 
 @dataclass(frozen=True)
@@ -88,9 +99,13 @@ class TopLevel:
     engine: EngineName = "torch_native"
     megatron_core: MegatronCore = "0.16"
     profile: Profiler = "none"
-    repeats: int | str = checked_field(2, _check_repeats)
+    repeats: int | str = checked_field(
+        2, _number_or_auto(POSITIVE, f"as many as verdicts need, up to {AUTO_LOOKS[-1]}")
+    )
     perturbed: bool = False
-    step_checks: int = checked_field(0, interval_check(COUNT))
+    step_checks: int | str = checked_field(
+        "auto", _number_or_auto(COUNT, "5 in runs of one GPU that are not deterministic")
+    )
     cluster: str = ""
 
 

@@ -24,8 +24,8 @@ MOST_RUNS = 100_000
 _SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
 _FOLDERS = (Path("recipes"), _SHIPPED)
 
-QUICK_CHECKS = 5
-"""The number of step checks in a quick sweep if the recipe does not give it."""
+AUTO_CHECKS = 5
+"""The number of step checks with ``step_checks: auto``, and in a quick sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class Recipe:
     """A number, or "auto"."""
     perturbed: bool = False
     """Whether each workload has an additional eager run, perturbed by one unit in the last place (RunSpec.perturbed)."""
-    step_checks: int = 0
-    """How many steps of each graphed run are also computed uncaptured."""
+    step_checks: int | str = 0
+    """How many steps of each graphed run are also computed uncaptured: a number, or "auto"."""
     cluster: str
     """The name of a Slurm cluster's profile. A plan for this host ignores it."""
     equivalence: Margins
@@ -92,6 +92,7 @@ def load(written: Path, overrides: Sequence[str] = ()) -> Recipe:
     source.raise_problems()
     equivalence, wandb = Margins(**base.pop("equivalence", {})), Tracking(**base.pop("wandb", {}))
     tracking = OtherTrackers(**base.pop("tracking", {}))
+    is_quick = equivalence.mode == "quick"
     return Recipe(
         name=top.name,
         file=path,
@@ -99,7 +100,7 @@ def load(written: Path, overrides: Sequence[str] = ()) -> Recipe:
         axes=tuple(axes.values()),
         repeats=top.repeats,
         perturbed=top.perturbed,
-        step_checks=top.step_checks or QUICK_CHECKS * (equivalence.mode == "quick"),
+        step_checks=AUTO_CHECKS if is_quick and top.step_checks in (0, "auto") else top.step_checks,
         cluster=top.cluster,
         equivalence=equivalence,
         wandb=wandb,

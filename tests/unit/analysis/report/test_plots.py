@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,24 @@ def test_a_gpu_has_its_memory_as_a_waterfall_and_a_step_as_a_strip(tmp_path: Pat
     assert [bars.heights[2] for bars in memory.bars] == [0.0, 0.25], "only graphs have a pool"
     shown = [(strip.milliseconds, strip.busy) for strip in strips.strips]
     assert shown == [(step.milliseconds, step.busy) for step in (EAGER_STEP, GRAPHED_STEP)]
+
+
+def test_the_unknown_state_of_a_users_program_has_no_bar(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, device="cuda")
+    plan = read_plan(sweep)
+    results = []
+    for result in judge_workload(sweep, plan, plan.cells[0].workload_id):
+        assert result.memory and result.memory.parts
+        parts = replace(result.memory.parts, state=0)
+        results.append(replace(result, memory=replace(result.memory, parts=parts)))
+    memory = charts_of(results, plan.margins)["memory"]
+    assert isinstance(memory, MemoryChart) and memory.columns == (
+        "state and activations",
+        "graph pool",
+        "outside",
+        "in all",
+    )
+    assert all(len(bars.heights) == len(bars.floors) == 4 for bars in memory.bars)
 
 
 def test_a_damaged_strip_costs_the_picture_alone(tmp_path: Path) -> None:

@@ -307,3 +307,23 @@ def test_a_quick_sweep_has_short_runs_with_checks(tmp_path: Path) -> None:
     (eager, graphed) = cells(tmp_path, training=training, cuda_graph=graph, equivalence={"mode": "quick"})
     assert eager.spec.training == graphed.spec.training and graphed.spec.training.steps == 20
     assert len(graphed.spec.checked_steps) == 5 and eager.spec.checked_steps == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "checks"),
+    [
+        ({}, 5),
+        ({"step_checks": 0}, 0),
+        ({"step_checks": 3, "training": {"deterministic": True}}, 3),
+        ({"training": {"deterministic": True}}, 0),
+        ({"cuda_graph": {"impl": "full_iteration", "optimizer": True}}, 0),
+        ({"parallelism": {"tp": 2}}, 0),
+        ({"resources": {"device": "cpu"}}, 0),
+    ],
+)
+def test_steps_are_checked_where_checks_are_proven_and_needed(
+    tmp_path: Path, fields: dict[str, Any], checks: int
+) -> None:
+    defaults = {"cuda_graph": {"impl": "full_iteration"}, "resources": {"device": "cuda"}}
+    (_, graphed) = cells(tmp_path, **defaults | fields)
+    assert graphed.spec.step_checks == checks == len(graphed.spec.checked_steps)
