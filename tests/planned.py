@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from launch.contract.plan import Plan
+from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.plan.planner import (
     make_plan,
 )
@@ -32,7 +33,7 @@ def plan(folder: Path, *, host: Target = CPU_HOST, only: Sequence[str] = (), **f
     path = folder / "r.yaml"
     path.write_text(yaml.safe_dump({"name": "x", "model": "tiny_moe", **fields}, sort_keys=False))
     recipe = load(path)
-    return make_plan(recipe, filter_cells(expand(recipe, host.device), only), host)
+    return make_plan(recipe, filter_cells(expand(recipe, host.device), only), host, MemoryCheck(host))
 
 
 def cluster(partition: Partition = BATCH, **fields: Any) -> Cluster:

@@ -137,6 +137,8 @@ class Plan:
     """The filters of `--only` as "key=value"; empty if the plan holds all cells of the recipe."""
     overrides: tuple[str, ...] | None = None
     """The recipe's overrides on the command line, as "key=value". None if no recipe can plan this sweep again."""
+    even_if_oom: bool = False
+    """Whether cells whose forecast says that they do not fit were planned, too."""
     bundles_if_needed: tuple[PlannedBundle, ...] = ()
     """Bundles that begin only if a verdict needs their runs (analysis.verdict.verdict.Verdict.needed_run)."""
     looks: tuple[int, ...] = ()

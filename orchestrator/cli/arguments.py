@@ -32,6 +32,11 @@ def add_store(parser: Parser) -> None:
 def add_planning(parser: Parser) -> None:
     """Add the arguments of every verb that plans a recipe."""
     add_recipe(parser)
+    parser.add_argument(
+        "--even-if-oom",
+        action="store_true",
+        help="run cells even if their forecast of GPU memory says that they do not fit (docs/memory.md)",
+    )
     add_budget(parser)
     add_target(parser)
     add_json(parser)

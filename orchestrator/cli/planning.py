@@ -12,6 +12,7 @@ from orchestrator.cli.verbs import VERBS
 from orchestrator.errors import InputError, input_error
 from orchestrator.output.plan import warn_missing_programs, warn_outage, warn_unused_cluster
 from orchestrator.plan.input_files import check_inputs, missing_programs
+from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.plan.planner import check_budget, gpu_hours, make_plan
 from orchestrator.recipe.expand import ResolvedCell, expand, filter_cells
 from orchestrator.recipe.recipe import Recipe, load
@@ -22,9 +23,10 @@ from orchestrator.targets.profile import load_profile
 from orchestrator.targets.slurm_cluster import Cluster, Target, find_cluster, read_cluster
 
 
-def plan_recipe(arguments: argparse.Namespace, target: Target | None = None) -> tuple[Plan, Target, Executor]:
+def plan_recipe(arguments: argparse.Namespace, target: Target | None = None) -> tuple[Plan, MemoryCheck, Executor]:
     recipe, cells, target, executor = load_cells(arguments, target)
-    return plan_cells(arguments, recipe, cells, target), target, executor
+    memory = MemoryCheck(target)
+    return plan_cells(arguments, recipe, cells, memory), memory, executor
 
 
 def read_named_cluster(arguments: argparse.Namespace) -> Cluster | None:
@@ -58,10 +60,13 @@ def load_cells(
     return recipe, filter_cells(expand(recipe, target.device), arguments.only), target, executor
 
 
-def plan_cells(arguments: argparse.Namespace, recipe: Recipe, cells: Sequence[ResolvedCell], target: Target) -> Plan:
+def plan_cells(
+    arguments: argparse.Namespace, recipe: Recipe, cells: Sequence[ResolvedCell], memory: MemoryCheck
+) -> Plan:
     overrides = tuple(sorted(arguments.overrides)) if arguments.verb in ("plan", "sweep") else None
-    plan = replace(make_plan(recipe, cells, target), only=tuple(arguments.only), overrides=overrides)
-    check_plan(arguments, plan, target)
+    plan = make_plan(recipe, cells, memory.target, None if arguments.even_if_oom else memory)
+    plan = replace(plan, only=tuple(arguments.only), overrides=overrides, even_if_oom=arguments.even_if_oom)
+    check_plan(arguments, plan, memory.target)
     return plan
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from analysis.memory.forecast import RankForecast, fullest_rank
+from analysis.memory.forecast import RankForecast
 from analysis.memory.term import Held, Term, total
 from launch.common.text import align, size
-from launch.contract.plan import Cell, Plan
-from orchestrator.targets.slurm_cluster import Cluster, Target
+from launch.contract.plan import Plan
+from orchestrator.plan.memory_check import MemoryCheck
 
 GROUPS: dict[Held, str] = {
     "allocated": "tensors, which torch counts as allocated",
@@ -20,34 +20,12 @@ GROUPS: dict[Held, str] = {
 RELIABILITY = "How far forecasts were off: docs/results/forecast/report.md"
 
 
-def forecast_cells(plan: Plan) -> dict[str, RankForecast]:
-    """Return the fullest rank of each cell on GPUs, by the cell's id. Leave out cells that cannot work anywhere."""
-    specs = {cell.cell_id: cell.run_spec for cell in plan.cells if cell.state != "rejected"}
-    return {cell_id: rank for cell_id, spec in specs.items() if (rank := fullest_rank(spec))}
-
-
-def too_large(cell: Cell, rank: RankForecast, target: Target) -> str:
-    """Return that ``cell`` may run out of memory.
-
-    Return "" if it fits, if running out is expected, or if a GPU's memory is unknown.
-    """
-    gib = target.profile.gpu_memory_gib if isinstance(target, Cluster) else None
-    if gib is None or rank.needed <= gib * 2**30 or cell.expect.outcome == "CUDA_OOM":
-        return ""
-    return f"may run out of memory: it needs at least {size(rank.needed)}, and gpu_memory_gib of the profile is {gib:g}"
-
-
-def warn_of_memory(plan: Plan, target: Target) -> None:
-    """Warn of cells that will run and may run out of memory.
-
-    Do not reject them, because no forecast has been tested near a GPU's limit.
-    """
-    ranks = forecast_cells(plan)
-    cells = [cell for cell in plan.cells if cell.state == "run" and cell.cell_id in ranks]
-    for cell in cells:
-        if reason := too_large(cell, ranks[cell.cell_id], target):
+def warn_of_memory(plan: Plan, memory: MemoryCheck) -> None:
+    """Warn of cells that will run and may run out of memory."""
+    for cell in plan.cells:
+        if warning := memory.warning(cell):
             fix = f"plan --explain memory CELL prints the terms. {RELIABILITY}"
-            sys.stderr.write(f"{cell.label} {reason}\n    {fix}\n")
+            sys.stderr.write(f"{cell.label} {warning}\n    {fix}\n")
 
 
 def print_memory(label: str, ranks: Sequence[RankForecast]) -> None:

@@ -62,8 +62,9 @@ def sweep_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:
         f"repeats={repeats}",
         *(word for one in plan.only for word in ("--only", one)),
     ]
-    cluster = ["--cluster", plan.cluster] if plan.cluster else []
-    return format_command(f"sweep {shlex.join([*words, *cluster])}", sweep)
+    words += ["--even-if-oom"] if plan.even_if_oom else []
+    words += ["--cluster", plan.cluster] if plan.cluster else []
+    return format_command(f"sweep {shlex.join(words)}", sweep)
 
 
 def format_command(verb: str, sweep: SweepPaths) -> str:

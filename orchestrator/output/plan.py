@@ -7,16 +7,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from analysis.memory.forecast import RankForecast
 from launch.common.text import count, size
 from launch.contract.plan import Cell, Plan, PlannedBundle, Reason
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
 from launch.support import known_faults
 from orchestrator.errors import Problem
-from orchestrator.output.memory import RELIABILITY, too_large
+from orchestrator.output.memory import RELIABILITY
+from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.submit.batch_script import BUNDLES, LANE, RUN, TOKEN, BatchScript
-from orchestrator.targets.slurm_cluster import Target
 
 MOST_SCRIPTS = 3
 """The most batch scripts that are printed. ``plan --json`` has all."""
@@ -57,14 +56,8 @@ def print_plan_summary(plan: Plan) -> None:
     print(f"{plan.name}: {', '.join(parts)}")
 
 
-def print_plan(
-    plan: Plan, hours: float, target: Target, memory: Mapping[str, RankForecast], scripts: Sequence[BatchScript] = ()
-) -> None:
-    """Print bundles with their runs in order, batch scripts, cells that will not run and why, known faults, and ``memory``.
-
-    Args:
-        memory: the forecast of cells on GPUs, by their ids.
-    """
+def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[BatchScript] = ()) -> None:
+    """Print bundles with their runs in order, batch scripts, cells that will not run and why, known faults, and forecasts."""
     print_plan_summary(plan)
     cells = plan.cell_of_run()
     for number, bundle in enumerate(plan.bundles, 1):
@@ -88,18 +81,20 @@ def print_plan(
     specs = [(cell.label, cell.run_spec) for cell in plan.cells if cell.state != "rejected"]
     faults = [(label, found) for label, spec in specs if (found := known_faults(spec))]
     _print_reasons("known to compute wrong results, which a verdict is expected to show", faults)
-    _print_memory([(cell, memory[cell.cell_id]) for cell in plan.cells if cell.cell_id in memory], target)
+    _print_memory(plan, memory)
     if hours:
         print(f"\nat most {hours:.2f} GPU hours, if every run takes its time limit")
 
 
-def _print_memory(cells: Sequence[tuple[Cell, RankForecast]], target: Target) -> None:
-    if cells:
+def _print_memory(plan: Plan, memory: MemoryCheck) -> None:
+    ranks = memory.forecasts(plan)
+    if ranks:
         print(f"\nGPU memory of the fullest rank, by forecast (--explain memory CELL prints its terms. {RELIABILITY}):")
-    for cell, rank in cells:
-        print(f"  {size(rank.peak):>10}  {cell.label}")
-        if reason := too_large(cell, rank, target):
-            print(f"    {reason}")
+    for cell in plan.cells:
+        if rank := ranks.get(cell.cell_id):
+            print(f"  {size(rank.peak):>10}  {cell.label}")
+            if warning := memory.warning(cell):
+                print(f"    {warning}")
 
 
 def print_not_checked(matters: Sequence[str], reason: str) -> None:

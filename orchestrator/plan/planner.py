@@ -10,6 +10,7 @@ from launch.contract.plan import Cell, CellState, Limits, Plan, PlannedBundle, R
 from launch.contract.spec import RunSpec, spec_to_json
 from launch.contract.spec_ids import digest, run_id
 from orchestrator.errors import input_error
+from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.plan.sound_fixes import keep_sound_fixes
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.fields import AUTO_LOOKS, most_repeats
@@ -18,10 +19,14 @@ from orchestrator.rules import refusals
 from orchestrator.targets.slurm_cluster import Target
 
 
-def make_plan(recipe: Recipe, cells: Sequence[ResolvedCell], target: Target) -> Plan:
-    """Judge ``cells``. Put those that can run on ``target`` into one bundle for each workload."""
+def make_plan(recipe: Recipe, cells: Sequence[ResolvedCell], target: Target, memory: MemoryCheck | None = None) -> Plan:
+    """Judge ``cells``. Put those that can run on ``target`` into one bundle for each workload.
+
+    Without ``memory``, no cell is set aside for its GPU memory.
+    """
     added = {cell.spec.cell_id for cell in cells if cell.is_added_baseline}
-    judged = _drop_unneeded([_judge(cell, recipe, target) for cell in cells], added)
+    judged = [_judge(cell, recipe, target) for cell in cells]
+    judged = _drop_unneeded(memory.set_aside(judged) if memory else judged, added)
     judged = _drop_unneeded(_limit_time(judged, target), added)
     perturbed = {} if recipe.perturbed else _perturbed_runs(judged, recipe)
     looks = AUTO_LOOKS if recipe.repeats == "auto" else ()

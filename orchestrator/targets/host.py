@@ -43,6 +43,7 @@ class Host:
     scheduler: ClassVar[Literal["host"]] = "host"
     cluster_name: ClassVar[str] = ""
     not_checked: ClassVar[tuple[str, ...]] = ()
+    gpu_memory_gib: ClassVar[float | None] = None
 
     @property
     def device(self) -> Device:

@@ -86,7 +86,7 @@ class Profile:
         check=_matches(r"[\w.-]+", "not a type of GPU", "write it as in Gres=gpu:TYPE:8 of `scontrol show node`")
     )
     gpu_memory_gib: float | None = _row(check=interval_check(ABOVE_ZERO))
-    """Memory of one GPU. A cell that needs more is not submitted."""
+    """Memory of one GPU. A cell that needs more by forecast is set aside."""
     exclusive: bool = _row(False, None, to_sbatch=True)
     mem: str | None = _row(
         to_sbatch=True,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from analysis.memory.static_memory import state_bytes
 from launch.common.text import count
 from launch.contract.bundle import Step
 from launch.contract.plan import Cell, Reason
@@ -47,6 +46,10 @@ class Cluster:
         return self.profile.name
 
     @property
+    def gpu_memory_gib(self) -> float | None:
+        return self.profile.gpu_memory_gib
+
+    @property
     def device(self) -> Device:
         """The meaning of ``resources.device: auto``: cuda if Slurm lists GPUs or was not asked."""
         has_gpus = any(nodes.gpus for partition in self.partitions for nodes in partition.nodes)
@@ -55,7 +58,7 @@ class Cluster:
     def check_spec(self, spec: RunSpec) -> tuple[Reason, ...]:
         """Return why this cluster cannot run ``spec``."""
         request = placement_request(vars(spec.placement), 0, self.profile)
-        return (*self._check_size(request), *self._check_gpu_memory(spec), *check_software(spec, self.packages))
+        return (*self._check_size(request), *check_software(spec, self.packages))
 
     def check_time(self, runs: Sequence[Cell]) -> tuple[Reason, ...]:
         """Return why no allocation lasts for a bundle, given the cell of each of its runs."""
@@ -88,20 +91,6 @@ class Cluster:
             return (Reason("cluster.max_nodes", message, f"raise max_nodes to {request.nodes} in the profile"),)
         # If there are several partitions, report the reasons of the one that comes closest.
         return min((partition.check(request, self.profile) for partition in self.partitions), key=len, default=())
-
-    def _check_gpu_memory(self, spec: RunSpec) -> Iterator[Reason]:
-        most = self.profile.gpu_memory_gib
-        if most is None or spec.placement.device != "cuda" or (needed := state_bytes(spec) / 2**30) <= most:
-            return
-        message = (
-            f"weights, gradients and optimizer state of a rank take {needed:.1f} GiB before the first step, and "
-            f"gpu_memory_gib of the profile is {most:g}"
-        )
-        fix = (
-            "raise parallelism.tp, pp or ep, set parallelism.distributed_optimizer=true where dp is above 1, or "
-            "training.gradient_precision=bf16"
-        )
-        yield Reason("cluster.gpu_memory", message, fix)
 
 
 Target = Host | Cluster

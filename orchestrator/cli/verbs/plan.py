@@ -13,7 +13,7 @@ from launch.common.text import count, first_names
 from orchestrator.cli.arguments import add_planning
 from orchestrator.cli.planning import load_recipe, plan_recipe, read_named_cluster
 from orchestrator.errors import input_error
-from orchestrator.output.memory import forecast_cells, print_memory
+from orchestrator.output.memory import print_memory
 from orchestrator.output.plan import print_not_checked, print_plan
 from orchestrator.output.print_json import print_json
 from orchestrator.plan.planner import gpu_hours
@@ -42,16 +42,18 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.explain is not None:
         return _explain(arguments)
-    plan, target, _ = plan_recipe(arguments, read_named_cluster(arguments))
+    plan, check, _ = plan_recipe(arguments, read_named_cluster(arguments))
+    target = check.target
     paths = Store(arguments.store).sweep(plan.name)
     scripts = batch_scripts(paths, plan, target) if isinstance(target, Cluster) else ()
-    memory = forecast_cells(plan)
     if arguments.json:
         more = {"gpu_hours": gpu_hours(plan), "batch_scripts": scripts, "not_checked": target.not_checked}
-        forecasts = {cell_id: {name: getattr(rank, name) for name in SIZES} for cell_id, rank in memory.items()}
+        forecasts = {
+            cell_id: {name: getattr(rank, name) for name in SIZES} for cell_id, rank in check.forecasts(plan).items()
+        }
         print_json({**members(plan), **more, "memory": forecasts})
     else:
-        print_plan(plan, gpu_hours(plan), target, memory, scripts)
+        print_plan(plan, gpu_hours(plan), check, scripts)
         print_not_checked(target.not_checked, silence())
     return 0
 

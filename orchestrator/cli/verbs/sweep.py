@@ -24,12 +24,12 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with redirect_messages(arguments):
-        plan, target, executor = plan_recipe(arguments)
+        plan, memory, executor = plan_recipe(arguments)
         print_plan_summary(plan)
-        warn_of_memory(plan, target)
+        warn_of_memory(plan, memory)
         paths = Store(arguments.store).sweep(plan.name)
         wait, allow_empty = not arguments.no_wait, arguments.allow_empty
-        code = run_sweep(paths, plan, target, "new", executor, wait=wait, allow_empty=allow_empty)
+        code = run_sweep(paths, plan, memory.target, "new", executor, wait=wait, allow_empty=allow_empty)
     if arguments.json:
         print_sweep_json(paths, plan, has_report=not arguments.no_wait)
     return code

@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "wrap.yaml"
         path.write_text(text)
-        planned = {"recipe": path, "overrides": [], "only": []}
+        planned = {"recipe": path, "overrides": [], "only": [], "even_if_oom": False}
         return sweep.run(argparse.Namespace(**vars(arguments), **planned))
 
 

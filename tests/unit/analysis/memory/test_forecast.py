@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from analysis.memory.forecast import RankForecast, forecast, fullest_rank
-from analysis.memory.measured_constants import CONSTANTS
+from analysis.memory.measured_constants import CONSTANTS, ERROR
 from analysis.memory.rank_load import passes_in_flight
 from analysis.memory.static_memory import state_bytes
 from benchmarks import memory as judgement
@@ -122,7 +122,8 @@ def test_the_pages_are_current_and_the_error_on_held_out_cells_is_small() -> Non
     cells, _ = judgement.compare_all()
     errors = [cell.errors for cell in cells if cell.held_out and not cell.has_fault]
     for figure in zip(*errors, strict=True):
-        assert median(map(abs, figure)) < 0.04 and max(map(abs, figure)) < 0.1
+        assert median(map(abs, figure)) < 0.04 and max(map(abs, figure)) < ERROR
+    assert max(device for cell in cells for _, device in [cell.errors]) < ERROR, "a cell that fits would be set aside"
 
 
 # --- runs of Megatron-Bridge on H100s of 80 GB (docs.nvidia.com/nemo/megatron-bridge, "CUDA Graphs") ------------------

@@ -30,6 +30,7 @@ from orchestrator.cli.main import main
 from orchestrator.cli.verbs import VERBS
 from orchestrator.output import states
 from orchestrator.output.plan import print_plan
+from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.submit import executor
 from orchestrator.submit.batch_script import BatchScript
 from tests.integration.host import cpu_seconds_of_children
@@ -155,7 +156,7 @@ def test_plan_says_which_framework_was_never_run(tmp_path: Path, capsys: pytest.
 def test_plan_prints_the_first_batch_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan("x", "", "x.yaml", Margins(), (), (), scheduler="slurm")
     scripts = [BatchScript(f"#SBATCH --nodes={n}\n", ("a", "b"), n, f"srun {n}") for n in range(1, 7)]
-    print_plan(plan, 0.0, CPU_HOST, {}, scripts)
+    print_plan(plan, 0.0, MemoryCheck(CPU_HOST), scripts)
     text = capsys.readouterr().out
     assert [n for n in range(1, 7) if f"--nodes={n}\n" in text and f"srun {n}\n" in text] == [1, 2, 3]
     assert "--- batch script 2 of 6, for 2 bundles by 2 calls of sbatch ---\n#SBATCH" in text

@@ -1,0 +1,87 @@
+"""Set aside cells that need more memory than a GPU has, by the forecast from their recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from analysis.memory.forecast import RankForecast, fullest_rank
+from analysis.memory.measured_constants import ERROR, is_measured
+from analysis.memory.static_memory import state_bytes
+from launch.common.text import size
+from launch.contract.plan import Cell, Plan, Reason
+from orchestrator.targets.slurm_cluster import Target
+
+FIX = (
+    "raise parallelism.tp, pp or ep, or lower training.micro_batch_size or sequence_length; plan --explain memory CELL prints "
+    "the terms. --even-if-oom runs it anyway, and so does an expect of CUDA_OOM"
+)
+STATE_FIX = (
+    "raise parallelism.tp, pp or ep, set parallelism.distributed_optimizer=true where dp is above 1, or "
+    "training.gradient_precision=bf16. --even-if-oom runs it anyway, and so does an expect of CUDA_OOM"
+)
+
+
+@dataclass(frozen=True)
+class MemoryCheck:
+    """The forecasts of a plan's cells, each computed once, against the memory of a target's GPUs."""
+
+    target: Target
+    _found: dict[str, RankForecast | None] = field(default_factory=dict)
+
+    def forecasts(self, plan: Plan) -> dict[str, RankForecast]:
+        """Return the fullest rank of each cell on GPUs, by the cell's id. Leave out cells that cannot work anywhere."""
+        cells = (cell for cell in plan.cells if cell.state != "rejected")
+        return {cell.cell_id: rank for cell in cells if (rank := self._fullest(cell))}
+
+    def set_aside(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Make cells that do not fit not runnable, with the graphed cells of their workload if they are eager.
+
+        Without its eager baseline, a graphed cell gets no verdict. A cell that is expected to run out of memory stays.
+        """
+        found = {cell.cell_id: reason for cell in cells if cell.state == "run" for reason in self._reasons(cell)}
+        eager = {cell.workload_id: found.get(cell.cell_id) for cell in cells if not cell.graphed}
+        reasons = [found.get(cell.cell_id) or _of_baseline(cell, eager.get(cell.workload_id)) for cell in cells]
+        return [
+            replace(cell, state="not_runnable", reasons=(reason,), run_ids=()) if reason else cell
+            for cell, reason in zip(cells, reasons, strict=True)
+        ]
+
+    def warning(self, cell: Cell) -> str:
+        """Return that ``cell`` will run and may run out of memory, or "" if it fits or is expected to."""
+        gib, rank = self.target.gpu_memory_gib, self._fullest(cell)
+        if gib is None or rank is None or cell.state != "run" or _is_expected(cell) or rank.needed <= gib * 2**30:
+            return ""
+        return f"may run out of memory: it needs at least {size(rank.needed)}, and {_of_profile(gib)}"
+
+    def _fullest(self, cell: Cell) -> RankForecast | None:
+        if cell.cell_id not in self._found:
+            self._found[cell.cell_id] = fullest_rank(cell.run_spec)
+        return self._found[cell.cell_id]
+
+    def _reasons(self, cell: Cell) -> Iterator[Reason]:
+        """Yield why ``cell`` does not fit. The forecast of an unmeasured configuration only warns."""
+        gib, rank = self.target.gpu_memory_gib, None
+        if gib is None or _is_expected(cell) or (rank := self._fullest(cell)) is None:
+            return
+        spec, most = cell.run_spec, gib * 2**30
+        if (state := state_bytes(spec)) > most:
+            message = f"weights, gradients and optimizer state of a rank take {state / 2**30:.1f} GiB before the first step, and "
+            yield Reason("cluster.gpu_memory", f"{message}{_of_profile(gib)}", STATE_FIX)
+        elif is_measured(spec) and rank.needed > most * (1 + ERROR):
+            message = f"a rank needs at least {size(rank.needed)} by forecast, which may be off by {ERROR:.0%}, and "
+            yield Reason("cluster.gpu_memory", f"{message}{_of_profile(gib)}", FIX)
+
+
+def _of_baseline(cell: Cell, reason: Reason | None) -> Reason | None:
+    if reason is None or cell.state != "run" or _is_expected(cell):
+        return None
+    return replace(reason, message=f"its eager baseline does not fit: {reason.message}")
+
+
+def _is_expected(cell: Cell) -> bool:
+    return cell.expect.outcome == "CUDA_OOM"
+
+
+def _of_profile(gib: float) -> str:
+    return f"gpu_memory_gib of the profile is {gib:g}"
