@@ -69,8 +69,8 @@ def _row(place: int, cell: Ranked, ranking: Ranking, names: Mapping[str, str]) -
         row += [
             f"{cell.ranks} on {cell.nodes} nodes" if cell.nodes > 1 else str(cell.ranks),
             _time(cell, 1.0, " ms"),
-            f"{cell.tokens_per_second_per_rank:,.0f}",
-            f"{cell.tflops:.4g}",
+            f"{cell.tokens_per_second_per_rank:,.0f}" if cell.tokens_per_second_per_rank else "-",
+            f"{cell.tflops:.4g}" if cell.tflops else "-",
         ]
     else:
         row += [str(cell.ranks), _time(cell, ranking.best.step.milliseconds, "")]
