@@ -19,7 +19,7 @@ OF_DENSE_LAYERS = {"mlp"}
 LAUNCHES_OF_A_REPLAY = 2
 """The most graph launches of a replay: one for the forward pass and one for the backward pass."""
 
-NOT_PROBED = "Nsight Systems profiled the run, so that nothing here counted launches: run it without profile"
+NOT_PROBED = "Nsight Systems profiled the run, so the probe could not count launches; run it with profile=none"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def check_replay(attempt: Attempt, spec: RunSpec) -> Replay:
         stats = attempt.proofs.get(rank)
         if stats is None:
             captured = attempt.captures.get(rank, GraphStats(spec.cuda_graph.impl))
-            return Replay(False, f"rank {rank} ended without giving proof", captured, ranks)
+            return Replay(False, f"rank {rank} ended without a proof of replay", captured, ranks)
         reason = "" if rank in bare else _doubt(stats, spec, steps, compiled_only=compiled_only)
         if not reason and spec.placement.device == "cuda":
             reason = NOT_PROBED if spec.profile == "nsys" else _unseen(stats, attempt.probes.get(rank))
@@ -96,7 +96,7 @@ def _doubt(stats: GraphStats, spec: RunSpec, steps: int, *, compiled_only: bool)
     if compiled_only:
         return ""
     if not stats.proven:
-        return f"{stats.replays} replays where {stats.expected_replays} were expected"
+        return f"{stats.replays} replays, {stats.expected_replays} expected"
     if stats.replays < steps:
         return f"{stats.replays} replays in {steps} steps after the capture"
     if LAUNCHES_OF_A_REPLAY * stats.replays < stats.launches_per_step * steps:
@@ -111,13 +111,13 @@ def _unseen(stats: GraphStats, probe: Probe | None) -> str:
         return "ended without a probe"
     seen, expected = probe.graph_launches, stats.launches_per_step
     if stats.graphs == 0:
-        return f"the probe saw {seen:g} graph launches a step where nothing was captured" if seen else ""
+        return f"the probe saw {seen:g} graph launches a step, although nothing was captured" if seen else ""
     if not seen > 0:
         return "not graphed: the probe saw no graph launch"
     if expected <= 0:
-        return f"the engine does not say how many launches its {stats.graphs} graphs take a step"
+        return f"the engine does not report how many launches its {stats.graphs} graphs need per step"
     if not seen >= expected:
-        return f"the probe saw {seen:g} graph launches a step where {expected} were expected"
+        return f"the probe saw {seen:g} graph launches a step, but {expected} were expected"
     return ""
 
 

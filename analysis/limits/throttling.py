@@ -145,7 +145,7 @@ def _slowed(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> RatioBounds
     return RatioBounds(
         left[0],
         1 / left[1] if left[1] > 0 else math.inf,
-        f"GPUs were slowed down {' and '.join(said)}: see to their cooling and power, or run on other nodes",
+        f"GPUs were slowed down {' and '.join(said)}; check their cooling and power, or use other nodes",
     )
 
 
@@ -170,7 +170,7 @@ def _other_limits(pairs: Sequence[tuple[Attempt, Attempt]]) -> RatioBounds:
         for rank in eager.clocks.keys() & graphed.clocks.keys():
             limits = sorted({*eager.clocks[rank].power_limits, *graphed.clocks[rank].power_limits})
             if len(limits) > 1:
-                said = f"the power limit of a GPU changed, from {limits[0]:g} to {limits[-1]:g} W: run them again"
+                said = f"the power limit of a GPU changed from {limits[0]:g} to {limits[-1]:g} W; run the pairs again"
                 return RatioBounds(0.0, math.inf, said)
     return RatioBounds()
 
@@ -191,7 +191,7 @@ def _clocks_apart(pairs: Sequence[tuple[Attempt, Attempt]]) -> RatioBounds:
     if not apart:
         return RatioBounds()
     eager, graphed = apart[max(apart, key=lambda share: abs(math.log(share)))]
-    said = f"a GPU's clocks were at {eager} MHz in an eager run and at {graphed} MHz in a graphed one: hold them equal"
+    said = f"a GPU's clocks were at {eager} MHz in an eager run and at {graphed} MHz in a graphed one; hold them equal"
     return RatioBounds(min(1.0, *apart), max(1.0, *apart), f"{said} (nvidia-smi --lock-gpu-clocks)")
 
 
@@ -207,8 +207,8 @@ def _capped_apart(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Ratio
     return RatioBounds(
         left if before > after else 1.0,
         1.0 if before > after else (1 / left if left > 0 else math.inf),
-        f"a power cap lowered clocks for {before:.0%} of the time of eager runs and {after:.0%} of that of "
-        "graphed ones, and may be the difference: hold clocks below the cap (nvidia-smi --lock-gpu-clocks) to tell",
+        f"a power cap lowered clocks for {before:.0%} of the time of eager runs and {after:.0%} of the time of graphed runs, "
+        "which may explain the difference; lock clocks below the cap (nvidia-smi --lock-gpu-clocks)",
     )
 
 

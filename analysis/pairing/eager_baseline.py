@@ -72,6 +72,6 @@ def _missing_run(runs: Sequence[Run], cell: Cell) -> MissingRun:
     run_id = cell.run_ids[-1]
     ended = next(iter(attempts_of(run for run in runs if run.perturbed)), None)
     if ended is None:
-        return MissingRun(run_id, "run `python -m orchestrator resume` on the sweep: it begins that run")
+        return MissingRun(run_id, "run `python -m orchestrator resume` on the sweep to start that run")
     status = "has other code, libraries or data" if ended.outcome.results_intact else f"ended {ended.outcome.outcome}"
     return MissingRun(run_id, f"the perturbed run {status}: move its folder runs/{run_id} away and resume the sweep")

@@ -31,7 +31,8 @@ def contradictions(run: Run, eager: Sequence[Steps], margins: Margins, first: in
     if latest is None:
         return {}
     others = {
-        number: f"attempt {number} ended {outcome.outcome} in {outcome.phase}, attempt {latest.number} {latest.outcome.outcome}"
+        number: f"attempt {number} ended {outcome.outcome} in {outcome.phase}, but attempt {latest.number} ended "
+        f"{latest.outcome.outcome}"
         for number, outcome in run.failed.items()
         if outcome.outcome != latest.outcome.outcome
     }
@@ -108,4 +109,4 @@ def _largest(metric: Metric, steps: Steps, eager: Sequence[Steps], window: slice
     if difference[at] <= margins.of(metric):
         return ""
     values = format_unequal(*(float(curve.of(metric)[window][at]) for curve in (steps, eager[0])))
-    return f"its {METRIC_NAMES[metric]} at step {steps.step[window][at]} is {values[0]}, and {values[1]} eager"
+    return f"its {METRIC_NAMES[metric]} at step {steps.step[window][at]} is {values[0]} ({values[1]} eager)"

@@ -26,9 +26,7 @@ from analysis.verdict.curve_difference import CurveEvidence, measure_differences
 from analysis.verdict.verdict import Verdict, worst
 from launch.contract.plan import Margins
 
-_HOW_OFTEN = (
-    "run the cell in a sweep of its own with more repeats to see how often this happens, and correct that first"
-)
+_HOW_OFTEN = "correct this first; more repeats in a sweep of its own show how often it happens"
 
 Curves = Mapping[str, Steps]
 
@@ -141,7 +139,7 @@ def _await_perturbed(verdict: Verdict, missing: MissingRun) -> Verdict:
     """Return INCONCLUSIVE until the perturbed run shows how far rounding alone can go."""
     reason = (
         f"{verdict.reason}. Eager repeats are equal to the bit, so only the perturbed run {missing.run_id} shows whether "
-        "rounding alone can do that"
+        "rounding alone explains this"
     )
     return Verdict("INCONCLUSIVE", reason, missing.fix, verdict.evidence, needed_run=missing.run_id)
 

@@ -21,7 +21,9 @@ from analysis.verdict.curve_difference import METRICS
 from analysis.verdict.verdict import Verdict, worst
 from launch.contract.plan import Margins
 
-UNCHECKED = "from logs: replay is unproven, and nothing shows that the runs share workload, data, code and libraries"
+UNCHECKED = (
+    "read from logs: replay is unproven, and nothing shows that the runs share workload, data, code and libraries"
+)
 
 
 def judge_logs(
@@ -42,7 +44,10 @@ def judge_logs(
     captured = max(pair.first_compared for pair in pairs) - 1
     files = CurveFiles(eager, graphed, {}, metrics)
     judged = judge_files(files, captured if captured >= 0 else None, margins)
-    copies = [f"{copy} has the numbers of {original}, as a copied log has" for copy, original in files.copies.items()]
+    copies = [
+        f"{copy} has the same numbers as {original}, so it may be a copied log"
+        for copy, original in files.copies.items()
+    ]
     reasons = (not_of_bits(judged).reason, *copies, UNCHECKED)
     verdict = replace(not_of_bits(judged), reason="; ".join(filter(None, reasons)))
     return tuple(verdict for _ in pairs), verdict

@@ -115,7 +115,7 @@ def _pair_speed(eager: Attempt, graphed: Attempt, exact: Verdict | None) -> Pair
     if exact and exact.verdict == "INCOMPARABLE":
         return PairSpeed(reason="the pair is incomparable")
     if unlike := [text for text in differences(eager.environment, graphed.environment) if text.startswith(_MACHINE)]:
-        return PairSpeed(reason=f"the runs had unlike machines or settings: {'; '.join(unlike)}")
+        return PairSpeed(reason=f"the runs had different machines or settings: {'; '.join(unlike)}")
     return pair_speed(eager, graphed)
 
 
@@ -152,7 +152,7 @@ def _judge_pair(
     if exact and exact.verdict == "INCOMPARABLE":
         return exact
     if not stopped and not replay.proven:
-        fix = "find out in the log of the graphed run why steps ran eagerly, or were captured again"
+        fix = "read in the log of the graphed run why steps ran eagerly or were captured again"
         evidence = (exact.evidence, exact.deviation) if exact else (None, None)
         return Verdict("INCOMPARABLE", f"replay {replay.summary}", fix, *evidence)
     if diverged:
@@ -185,15 +185,19 @@ def _exclude(eager: Attempt, graphed: Attempt, spec: RunSpec, margins: Margins) 
     if damaged := _damaged(eager, graphed):
         return damaged
     if "capture" in eager.steps.phase or any(stats.impl != "none" for stats in eager.proofs.values()):
-        return Verdict("INCOMPARABLE", "the eager run captured something", "check its settings: it is not an eager run")
+        return Verdict(
+            "INCOMPARABLE", "the eager run captured something", "check its settings, since it is not an eager run"
+        )
     if any(eager.step_checks.values()):
-        return Verdict("INCOMPARABLE", "the eager run has step checks", "check its settings: it is not an eager run")
+        return Verdict(
+            "INCOMPARABLE", "the eager run has step checks", "check its settings, since it is not an eager run"
+        )
     if any(probe.graph_launches for probe in eager.probes.values()):
         return Verdict(
-            "INCOMPARABLE", "the eager run launched CUDA graphs", "check its settings: it is not an eager run"
+            "INCOMPARABLE", "the eager run launched CUDA graphs", "check its settings, since it is not an eager run"
         )
     if unequal := _unequal_tokens(eager.steps, graphed.steps):
-        return Verdict("INCOMPARABLE", unequal, "run the pair again: both runs must train on the same batches")
+        return Verdict("INCOMPARABLE", unequal, "run the pair again, since both runs must train on the same batches")
     if spec.engine == "command":
         return (
             _missing_digests(eager, graphed) or check_settings(eager, graphed, margins) or check_sources(eager, graphed)
@@ -204,7 +208,7 @@ def _exclude(eager: Attempt, graphed: Attempt, spec: RunSpec, margins: Margins) 
 def _damaged(eager: Attempt, graphed: Attempt) -> Verdict | None:
     sides = (("eager", eager), ("graphed", graphed))
     problems = [f"{side} run: {problem}" for side, attempt in sides for problem in attempt.problems]
-    fix = "run the pair again: its records are damaged"
+    fix = "run the pair again, since its records are damaged"
     return Verdict("INCOMPARABLE", "; ".join(problems), fix) if problems else None
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from analysis.records.run import Attempt
 from analysis.verdict.verdict import Verdict
 
-_CAPTURE = (
-    "capture without the optimizer (cuda_graph), and see whether the replayed graph updates the parameters it captured"
-)
+_CAPTURE = "capture without the optimizer, and check whether a replay updates the parameters that it captured"
 _TRAIN = "give the steps after the capture a learning rate (training.learning_rate), or train for more steps"
 
 
@@ -21,9 +19,11 @@ def check_updates(eager: Attempt, graphed: Attempt) -> Verdict | None:
     if stuck := [str(rank) for rank in unchanged if eager.updates.get(rank)]:
         ranks = f"rank{'s' if len(stuck) > 1 else ''} {', '.join(stuck)}"
         reason = f"the graphed optimizer does not step: the parameters of {ranks} are the same after the capture and at the end"
-        return Verdict("DIVERGED", f"{reason}, and the eager ones change", _CAPTURE)
+        return Verdict("DIVERGED", f"{reason}, but the eager ones change", _CAPTURE)
     if unchanged and not any((*eager.updates.values(), *graphed.updates.values())):
-        return Verdict("INCOMPARABLE", "neither run changes any parameter after the capture: nothing is learnt", _TRAIN)
+        return Verdict(
+            "INCOMPARABLE", "neither run changes any parameter after the capture, so nothing is learnt", _TRAIN
+        )
     return None
 
 

@@ -27,7 +27,7 @@ def check_sources(eager: Attempt, graphed: Attempt) -> Verdict | None:
     before, after = ({name: choices.get(name) for name in SOURCES} for choices in map(_choices, (eager, graphed)))
     if differing := [name for name in SOURCES if before.get(name) != after.get(name)]:
         told = "; ".join(f"{name}: {before.get(name)} (eager), {after.get(name)} (graphed)" for name in differing)
-        return Verdict("INCOMPARABLE", f"the metrics of the runs come from unlike sources: {told}", _FIX)
+        return Verdict("INCOMPARABLE", f"the metrics of the runs come from different sources: {told}", _FIX)
     return None
 
 
@@ -41,7 +41,10 @@ def check_digits(eager: Attempt, graphed: Attempt, exact: Verdict | None, margin
         sizes = np.abs(eager.steps.of(metric)) if metric == "grad_norm" else np.ones(1)
         relative = unit / float(np.median(sizes)) if np.median(sizes) > 0 else 0.0
         if relative > LARGEST_UNIT * margins.of(metric):
-            reason = f"the {METRIC_NAMES[metric]} is printed in units of {unit:.1g}, too coarse for its margin of {margins.of(metric):g}"
+            reason = (
+                f"the {METRIC_NAMES[metric]} is printed in units of {unit:.1g}, too coarse for its margin of "
+                f"{margins.of(metric):g}"
+            )
             return Verdict("INCONCLUSIVE", reason, _FIX)
     return not_of_bits(exact) if exact and any(units.values()) else exact
 
@@ -50,7 +53,7 @@ def not_of_bits(verdict: Verdict) -> Verdict:
     """Return ``verdict``, or a weaker one instead of BITWISE, because the numbers may be rounded."""
     if verdict.verdict != "BITWISE":
         return verdict
-    reason = "every printed digit is equal, which does not show equal bits"
+    reason = "all printed digits are equal, but printed digits do not show equal bits"
     if verdict.evidence and verdict.evidence.steps >= MINIMUM_STEPS:
         return Verdict("EQUIVALENT", reason, evidence=verdict.evidence)
     return Verdict("INCONCLUSIVE", reason, "train for more steps", verdict.evidence)

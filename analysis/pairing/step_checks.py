@@ -41,8 +41,9 @@ class StepChecks:
     def summary(self) -> str:
         moved = f", {self.moved_tokens} tokens between two experts" if self.moved_tokens else ""
         return (
-            f"{len(self.steps)} steps of {self.runs} graphed runs, each by replay and uncaptured from one state: {self.tensors} "
-            f"results on each rank, of which at most {self.unequal} differ, by {self.most:.2g} times the noise at most{moved}"
+            f"{len(self.steps)} steps of {self.runs} graphed runs, each by replay and uncaptured from one state: "
+            f"{self.tensors} results on each rank, of which at most {self.unequal} differ, by {self.most:.2g} times the noise "
+            f"at most{moved}"
         )
 
 
@@ -75,7 +76,7 @@ def collect_step_checks(attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) 
 def fault_of(attempt: Attempt | PartialAttempt) -> str:
     """Describe the worst fault that the step checks of ``attempt`` found; return "" without one."""
     fault = _describe_fault([_Found(rank, check) for rank, checks in attempt.step_checks.items() for check in checks])
-    return f"in a step check {fault}" if fault else ""
+    return f"in a step check, {fault}" if fault else ""
 
 
 def judge_with_checks(verdict: Verdict, checks: StepChecks | None) -> Verdict:
@@ -89,13 +90,15 @@ def judge_with_checks(verdict: Verdict, checks: StepChecks | None) -> Verdict:
     if verdict.verdict == "INCONCLUSIVE" and verdict.noisy:
         return replace(verdict, verdict=STEP_CHECKED, reason=f"{checks.summary}; {verdict.reason}", fix="")
     if verdict.verdict == "DIVERGED" and verdict.deviation and math.isfinite(verdict.deviation.size):
-        reason = f"the steps agree ({checks.summary}), but the curves do not: {verdict.reason}"
+        reason = f"the checked steps agree ({checks.summary}), but the curves do not: {verdict.reason}"
         return replace(verdict, verdict="INCONCLUSIVE", reason=reason, fix=_SUSPECT)
     return verdict
 
 
-_LOOK_AT = "look at the named tensor: what it reads in the graph is not what it reads uncaptured (docs/step_check.md)"
-_SUSPECT = "suspect data, the schedule, or a buffer that changes slowly: a check sees one step at a time"
+_LOOK_AT = (
+    "look at the named tensor, which the graph computes from other values than uncaptured code (docs/step_check.md)"
+)
+_SUSPECT = "suspect the data, the schedule, or a buffer that changes slowly, since a check sees one step at a time"
 
 
 def _checks(attempts: Sequence[tuple[int, Attempt]]) -> Iterator[_Found]:
@@ -114,10 +117,10 @@ def _describe(found: _Found, row: TensorDifference | RoutingDifference) -> str:
     if isinstance(row, RoutingDifference):
         return (
             f"{row.name} sends {row.tokens} tokens to other experts than uncaptured code ({where}); their scores differ by "
-            f"{row.gap:.2g}, where rounding explains {NOISE_MULTIPLE * row.noise:.2g}"
+            f"{row.gap:.2g}, but rounding explains only {NOISE_MULTIPLE * row.noise:.2g}"
         )
     return (
-        f"{row.name} differs by {row.difference:.2g} of its norm from uncaptured code ({where}), where rounding explains "
+        f"{row.name} differs from uncaptured code by {row.difference:.2g} of its norm ({where}), but rounding explains only "
         f"{NOISE_MULTIPLE * row.noise:.2g}"
     )
 
@@ -127,8 +130,8 @@ def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]],
     for one in _checks(attempts):
         if one.check.missing:
             return (
-                f"not step-checked: {one.check.missing / 2**30:.1f} GiB of {one.check.missing_on} memory missing in step "
-                f"{one.check.step}"
+                f"not step-checked: step {one.check.step} lacked {one.check.missing / 2**30:.1f} GiB of {one.check.missing_on} "
+                "memory"
             )
     for repeat, attempt in attempts:
         for rank in range(spec.parallelism.world_size):
@@ -136,10 +139,8 @@ def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]],
             if steps != spec.checked_steps:
                 return f"not step-checked: repeat {repeat} has no check of every planned step on rank {rank}"
     if any(one.check.unequal and not one.check.calibrated for one in found):
-        return (
-            "results differ in bits, and how far rounding explains that cannot be measured (docs/step_check.md, Limits)"
-        )
+        return "results differ in bits, and the effect of rounding cannot be measured (docs/step_check.md, Limits)"
     noise = max((one.check.largest_noise for one in found), default=0.0)
     if NOISE_MULTIPLE * noise >= 1:
-        return f"not step-checked: with noise of {noise:.2g}, a difference as large as a whole result is no fault"
+        return f"not step-checked: with a noise of {noise:.2g}, even a difference as large as a result would not be a fault"
     return ""

@@ -55,7 +55,7 @@ def _state(result: CellResult, eager: CellResult | None) -> str:
         return "DIVERGED"
     if result.unexpected:
         ending = "out of memory" if result.outcome == OUT_OF_MEMORY else f"ended {result.outcome}"
-        return f"{ending}, as is eager" if eager and eager.outcome == result.outcome else ending
+        return f"{ending}, like eager" if eager and eager.outcome == result.outcome else ending
     if result.integrity.unsound_records:
         return "with unsound records"
     return "" if result.passes else result.verdict.verdict

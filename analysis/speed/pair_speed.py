@@ -106,7 +106,7 @@ def _off_the_clock(side: str, attempt: Attempt) -> str:
     if LEAST_TIMED * phase <= steps <= MOST_TIMED * phase:
         return ""
     return (
-        f"the measured steps of the {side} run add up to {steps:.3g} s, but took {phase:.3g} s by the host's clock: check the "
+        f"the measured steps of the {side} run add up to {steps:.3g} s, but took {phase:.3g} s by the host's clock; check the "
         "unit and the clock of its step times"
     )
 

@@ -237,7 +237,7 @@ def classify(pairs: Sequence[PairSpeed], family: Correction = ALONE_ONCE) -> tup
     if verdict == own:
         return own, ""
     low, high = interval_of(ratios_of(pairs), family.alone) or (math.nan, math.nan)
-    said = f"{own} on its own ({low:.3f} to {high:.3f}), but not certain as one of {family.cells} timed cells"
+    said = f"{own} on its own ({low:.3f} to {high:.3f}), but not certain enough among {family.cells} timed cells"
     return "INCONCLUSIVE", said
 
 
@@ -250,8 +250,8 @@ def repeats_to_decide(ratios: Sequence[float], family: Correction) -> int | None
 
 def _advise_repeats(repeats: int | None) -> str:
     if repeats is None:
-        return f"at this spread even {MOST_PAIRS} repeats would not decide; measure more steps, or on quieter machines"
-    return f"about {repeats} repeats decide if later pairs are like these (repeats={repeats})"
+        return f"even {MOST_PAIRS} repeats do not decide if later pairs vary as much; measure more steps, or use quieter machines"
+    return f"about {repeats} repeats decide if later pairs vary as much (repeats={repeats})"
 
 
 def _classify(pairs: Sequence[PairSpeed], family: Correction) -> tuple[SpeedVerdict, str]:
@@ -279,20 +279,21 @@ def _other_intervals(
     return (
         (
             interval_of(drift_corrected(pairs), family),
-            "eager steps changed from repeat to repeat: by their trend the interval is {}; add repeats, or put fewer cells into a "
-            "bundle",
+            "eager steps drifted from repeat to repeat, and without this trend the interval is {}; add repeats, or put fewer "
+            "cells into a bundle",
         ),
         (
             (low * outliers, high * outliers),
-            "the outliers that were left out change the verdict: over all steps the interval is {}; measure more steps",
+            "the excluded outliers change the verdict, since over all steps the interval is {}; measure more steps",
         ),
         (
             (low * balance, high * balance),
-            "most pairs ran in the same order: if either order counts alike, the interval is {}; run the workload's cells again",
+            "most pairs ran in the same order, and with equal weight for both orders the interval is {}; run the workload's "
+            "cells again",
         ),
         (
             (low * least, high * most),
-            f"the speed-up changes along the measured steps: with its levels, and with its trend {HORIZON} windows later, the interval "
+            f"the speed-up changes within the window, and with its levels and its trend {HORIZON} windows later the interval "
             "is {}; measure more steps",
         ),
     )
@@ -309,8 +310,8 @@ def out_of_order(pairs: Sequence[PairSpeed]) -> str:
     if len({pair.eager_began < pair.graphed_began for pair in pairs}) > 1:
         return ""
     return (
-        f"the same side ran first in all {len(pairs)} pairs with a speed, so what favours the first or the second run counts as "
-        "a speed-up; run the workload's cells again, with at least 2 repeats in an allocation"
+        f"the same side ran first in all {len(pairs)} timed pairs, so an advantage of running first or second looks like a "
+        "speed-up; run the workload's cells again, with at least 2 repeats in an allocation"
     )
 
 
@@ -320,8 +321,8 @@ def not_on_the_clock(pairs: Sequence[PairSpeed]) -> str:
     if math.log(ratio * clock) / math.log(ratio) >= LEAST_ON_THE_CLOCK:
         return ""
     return (
-        f"by the host's clock, with what runs between steps, the ratio is {ratio * clock:.3f} and not {ratio:.3f}: see what the "
-        "step times leave out"
+        f"the ratio is {ratio:.3f} by step times, but {ratio * clock:.3f} by the host's clock, which includes the time between "
+        "steps; find what runs between steps"
     )
 
 
@@ -334,8 +335,8 @@ def not_alternating(pairs: Sequence[PairSpeed]) -> str:
     for found in map(sorted, spans.values()):
         if any(later[0] < earlier[1] for earlier, later in itertools.pairwise(found)):
             return (
-                "eager and graphed runs did not alternate: another repeat began between the two of a pair, and what "
-                "changed meanwhile counts as a speed-up; run the workload's cells again"
+                "another repeat began between the two runs of a pair, so a change of the machine in between looks like a "
+                "speed-up; run the workload's cells again"
             )
     return ""
 
@@ -356,7 +357,10 @@ def speed_verdict(interval: Interval, steps: int) -> tuple[SpeedVerdict, str]:
     if interval is None:
         return "INCONCLUSIVE", "one pair cannot separate a speed-up from drift over time: set repeats to 2 or more"
     if steps < MINIMUM_STEPS:
-        return "INCONCLUSIVE", f"a pair has {steps} steady steps, of at least {MINIMUM_STEPS}: give it more steps"
+        return (
+            "INCONCLUSIVE",
+            f"a pair has {steps} steady steps, but a verdict needs {MINIMUM_STEPS}; raise training.steps",
+        )
     low, high = interval
     if low >= 1 - BAND and high <= 1 + BAND:
         return "NEUTRAL", ""

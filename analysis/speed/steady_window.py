@@ -79,7 +79,7 @@ def window_of(eager: Steps, graphed: Steps) -> Window | str:
         return "no step was measured in both runs"
     settled = [int((side.phase == "settle").sum()) for side in (eager, graphed)]
     if settled[0] != settled[1]:
-        return f"the eager run has {settled[0]} steps of phase settle, and the graphed run {settled[1]}: each chose what counts"
+        return f"the eager run has {settled[0]} steps of phase settle, but the graphed run has {settled[1]}"
     eager_ms, graphed_ms = before.step_time_ms[of_eager], after.step_time_ms[of_graphed]
     if not (is_plausible(eager_ms).all() and is_plausible(graphed_ms).all()):
         return f"a step time is not a number of milliseconds from {SHORTEST_MS:g} to {LONGEST_MS:g}"
@@ -96,11 +96,11 @@ def behaviour(windows: Sequence[Window]) -> str:
     for name, runs in sides.items():
         for off in runs:
             if off.mean() > RARE:
-                return f"{off.sum()} of {len(off)} {name} steps of a run are off its median"
+                return f"{off.sum()} of {len(off)} steps of one {name} run are far from their median"
     counts = {name: sum(int(off.sum()) for off in runs) for name, runs in sides.items()}
     (fewer, least), (more, most) = sorted(counts.items(), key=lambda item: item[1])
     if _chance(most, least + most) < CHANCE:
-        return f"{most} {more} steps are off their run's median, and {least} {fewer} ones"
+        return f"{most} {more} steps are far from their run's median, but only {least} {fewer} steps"
     return ""
 
 

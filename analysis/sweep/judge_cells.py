@@ -14,7 +14,7 @@ from analysis.sweep.cell_results import CellResult
 from analysis.verdict.family import judge_family
 from analysis.verdict.verdict import Verdict
 
-_SEVERAL_VERSIONS = "its repeats ran different code, libraries or data: run all of them again with one version"
+_SEVERAL_VERSIONS = "its repeats ran different code, libraries or data; run all of them again with one version"
 
 
 def judge_cells(evidence: Sequence[CellEvidence], elsewhere: int = 0) -> tuple[CellResult, ...]:

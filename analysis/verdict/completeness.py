@@ -16,7 +16,7 @@ from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Deviation
 
 Curves = Mapping[str, Steps]
 
-_AGAIN = "run the pair again: the comparison needs every step of both runs"
+_AGAIN = "run the pair again, since the comparison needs every step of both runs"
 _TRAIN = "make eager training stable first: lower the learning rate, or change the data"
 
 
@@ -119,7 +119,7 @@ def eager_fault(eager: Sequence[Steps]) -> IncompleteCurve | None:
         finite = finite_steps(steps)
         if not finite.all():
             at = int(steps.step[np.argmin(finite)])
-            reason = f"the loss or gradient norm of an eager run is not finite at step {at}, so there is nothing to compare with"
+            reason = f"the loss or gradient norm of an eager run is not finite at step {at}, so nothing can be compared"
             return IncompleteCurve(reason, _TRAIN)
     return None
 
@@ -148,5 +148,7 @@ def _not_finite(
     everywhere = all(not values[at] for values in finite.values())
     where = "on both sides" if everywhere else name
     when = "" if at >= first else ", before the capture"
-    reason = f"the loss or gradient norm is not finite at step {expected[at]} ({where}{when}), so there is nothing to compare"
+    reason = (
+        f"the loss or gradient norm is not finite at step {expected[at]} ({where}{when}), so nothing can be compared"
+    )
     return IncompleteCurve(reason, _TRAIN)

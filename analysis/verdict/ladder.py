@@ -55,7 +55,7 @@ from analysis.verdict.rungs import (
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 
-_SINGLE = "shown on a single graphed run, so repeats of it may differ more"
+_SINGLE = "shown by a single graphed run, and its repeats may differ more"
 
 
 def first_compared(phases: NDArray[np.str_]) -> int | None:

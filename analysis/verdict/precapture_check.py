@@ -32,7 +32,7 @@ def check_phases(graphed: Steps, spec: RunSpec) -> Verdict | None:
         and (after[checked] == "check").all()
     ):
         reason = "the graphed run's phases are out of order: warm-up, one capture, then steps that replay"
-        return Verdict("INCOMPARABLE", reason, "run the pair again: its records are damaged")
+        return Verdict("INCOMPARABLE", reason, "run the pair again, since its records are damaged")
     step = int(graphed.step[at])
     if step == asked:
         return None
@@ -71,7 +71,7 @@ def check_agreement(
         if not size <= margins.of(metric) + SURE * noise:
             reason = (
                 f"the graphed run differs from the eager runs before its capture: the {METRIC_NAMES[metric]} differs by "
-                f"{size:.3g} at step {step}, where both are eager, so graphs are not the cause"
+                f"{size:.3g} at step {step}, where both run eagerly, so graphs are not the cause"
             )
             return Verdict("INCOMPARABLE", reason, "check that both started with the same weights, data and settings")
     return None

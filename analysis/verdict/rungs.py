@@ -34,30 +34,27 @@ MINIMUM_STEPS = 100
 """The least steps after the capture for EQUIVALENT."""
 
 SMALLER = "capture a smaller scope until the curves agree, and look at the first step that differs"
-_SECOND = "set repeats to 2 or more: a second eager run measures the noise floor"
+_SECOND = "set repeats to 2 or more, since a second eager run measures the noise floor"
 _REPRODUCE = (
-    "make eager runs reproducible with deterministic mode (training.deterministic: true), or look past their noise with step "
-    "checks (step_checks: 5); else lower the learning rate"
+    "make eager runs reproducible by deterministic mode (training.deterministic: true), judge single steps despite the noise "
+    "(step_checks: 5), or lower the learning rate"
 )
 _NOT_DETERMINISTIC = (
-    "find what the eager run does not compute deterministically (see the notes of its runs), or judge by margins "
+    "find the nondeterministic operation of the eager run (see the notes of its runs), or judge by margins "
     "(training.deterministic: false)"
 )
 _SEPARATE = (
-    "use deterministic mode (training.deterministic: true) to remove the noise, step checks (step_checks: 5) to look past it, or "
-    "a lower learning rate"
+    "remove the noise by deterministic mode (training.deterministic: true), judge single steps despite it (step_checks: 5), or "
+    "lower the learning rate"
 )
 _AGAIN = (
-    "add repeats: a fault repeats in every graphed run, a spike does not; or use deterministic mode "
+    "add repeats, since a fault appears in every graphed run and a spike does not; or use deterministic mode "
     "(training.deterministic: true)"
 )
 _MOVE = "make the loss fall (learning rate, data, loss scale, more steps), or set a margin that suits such losses"
-_LEARN = (
-    "compare digests of the parameters after the capture with those at the end, or train for more steps until the loss falls by "
-    "more"
-)
-_NO_DRIFT = ", so a slow drift was not looked at"
-_LONGER = "train for twice as many steps: what grows will leave the margin, noise will not"
+_LEARN = "train for more steps until the loss falls by more, or compare digests of the parameters after the capture and at the end"
+_NO_DRIFT = ", so a slow drift would not show"
+_LONGER = "train for twice as many steps: growth will leave the margin, and noise will not"
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ def missing_floor(window: ComparisonWindow) -> Verdict | None:
     if floor is None or floor.repeats < 2:
         excess = next((f"{_difference(*largest)}, and " for largest in _largest(window)), "")
         quick = window.margins.mode == "quick" and not excess
-        reason = f"{excess}the noise floor is unknown: it takes two complete eager repeats"
+        reason = f"{excess}the noise floor is unknown, because it needs two complete eager repeats"
         return _inconclusive(window, reason + _NO_DRIFT * quick, _SECOND, noisy=quick)
     return _large_floor(window, floor, spikes=True)
 
@@ -176,7 +173,7 @@ def exceeds_margin(window: ComparisonWindow) -> Verdict | None:
         if larger := _large_floor(window, floor, spikes=False) if floor else None:
             return larger
         if floor and size > margin + SURE_ALONE * floor.of(metric):
-            reason += f"a rare spike of noise: not every one of several graphed runs has it, and it lasts for less than {LASTING} steps"
+            reason += f"a rare spike of noise: it is not in all of several graphed runs, and it lasts for less than {LASTING} steps"
             return _inconclusive(window, reason, _AGAIN)
         return _inconclusive(window, f"{reason}noise", _SEPARATE, noisy=True)
     return None
@@ -189,8 +186,8 @@ def hides_difference(window: ComparisonWindow) -> Verdict | None:
         if hidden := find_hidden(sample, scale, margin, window.looks):
             reason = (
                 f"the {METRIC_NAMES[sample.metric]} difference of {hidden.size:.3g} at step "
-                f"{window.expected[window.first + hidden.place]} is within the margin of {margin:g}, but with noise of "
-                f"{hidden.noise:.3g} ({scale.source}) a step may hide a difference beyond it: the limit is then {hidden.limit:.3g}"
+                f"{window.expected[window.first + hidden.place]} is within the margin of {margin:g}, but noise of "
+                f"{hidden.noise:.3g} ({scale.source}) may hide a larger one: with this noise the limit is {hidden.limit:.3g}"
             )
             return _inconclusive(window, reason, _SEPARATE, noisy=True)
     return None
@@ -297,8 +294,8 @@ def _describe_no_fall(losses: Floats, margin: float) -> str:
     if fall - half_width > margin:
         return ""
     return (
-        f"the eager loss falls by {fall:.3g} +- {half_width:.3g} from the first part of the window to the last: beside the "
-        f"variation between batches, learning of more than the margin of {margin:g} does not show"
+        f"the eager loss falls by {fall:.3g} +- {half_width:.3g} from the first part of the window to the last; the variation "
+        f"between batches hides whether it learns more than the margin of {margin:g}"
     )
 
 
@@ -311,7 +308,7 @@ def describe_untrained(eager: Sequence[Steps], first: int, metrics: Sequence[Met
     moved = float(np.ptp(losses))
     if len(losses) > 1 and not moved > margin:
         moves = f"moves by no more than {moved:.3g}" if moved else "does not move"
-        return f"the eager loss {moves} over the window: the model hardly trains"
+        return f"the eager loss {moves} over the window, so the model hardly trains"
     if "grad_norm" in metrics and not any(steps.grad_norm[first:].any() for steps in eager):
-        return "the eager gradient norm is 0 at every step: the model does not train"
+        return "the eager gradient norm is 0 at every step, so the model does not train"
     return ""

@@ -14,16 +14,16 @@ HEADER = (
     "times busy (computing)", "attained (computing)", "bottleneck",
 )  # fmt: skip
 NOTES = (
-    "Upper bound: the eager step over the time in which the GPU is busy in it. Graphs save host time and no GPU time, so a step "
-    "with the same kernels cannot be shorter than that time.",
-    "GPU busy, computing and host: measured on the eager baseline over a few steps after the timed ones. With several ranks, busy "
-    "is that of the least busy rank. Computing and host are those of the slowest rank.",
+    "Upper bound: the eager step over the time in which the GPU is busy in it. Graphs save host time and no GPU time, so a "
+    "step with the same kernels cannot be shorter than that time.",
+    "GPU busy, computing and host: measured on the eager baseline over a few steps after the timed ones. With several ranks, "
+    "busy is that of the least busy rank. Computing and host are those of the slowest rank.",
     "Host: the time in which the host enqueues a step. It has no figure if the host waits for the GPU within a step.",
-    "Brackets: the figure without kernels that communicate. Such kernels also wait for other ranks, whose hosts become faster by "
-    "graphs. If they take much of a rank's busy time, only the figure in brackets is a bound. A real step also takes time to "
-    "transfer data and to wait for other ranks.",
-    "Launch-bound: the share of the eager step in which a GPU is idle. It is none if kernels waited longer in the trace than in "
-    "the timed steps.",
+    "Brackets: the figure without kernels that communicate. Such kernels also wait for other ranks, whose hosts become faster "
+    "by graphs. If they take much of a rank's busy time, only the figure in brackets is a bound. A real step also takes time "
+    "to transfer data and to wait for other ranks.",
+    "Launch-bound: the share of the eager step in which a GPU is idle. It is none if kernels waited longer in the trace than "
+    "in the timed steps.",
     "Attained: the share of that idle time that graphs saved. It has a figure if the idle time was more than "
     f"{BAND:.0%} of the step. It exceeds 100% if kernels run faster in a graph than in the trace.",
     f"Bottleneck: a step within {NEAR:.0%} of the time that the GPU needs is GPU-bound. If ranks communicate, the bottleneck "
@@ -95,12 +95,12 @@ def _bottleneck(eager: EagerStep | None, graphed: GraphedStep | None) -> str:
     if bound == "device":
         return "GPU-bound"
     if bound == "other kernels":
-        kernels = f"{graphed.kernels:.0f} kernels, the eager baseline {eager.kernels:.0f}"
-        return f"unknown: the cell runs {kernels}, so the baseline's busy time is no bound for it"
+        kernels = f"{graphed.kernels:.0f} kernels and the eager baseline {eager.kernels:.0f}"
+        return f"unknown: the cell runs {kernels}, so the baseline's busy time does not bound it"
     if bound == "communication":
         return (
-            f"communication: in the trace, each GPU is busy for at least {graphed.busy_ms:.2f} ms of a step and computes for at "
-            f"most {graphed.computing_ms:.2f} ms; in the rest, ranks pass data or wait for each other"
+            f"communication: in the trace of a step, each GPU is busy for at least {graphed.busy_ms:.2f} ms and computes for "
+            f"at most {graphed.computing_ms:.2f} ms. In the rest, ranks transfer data or wait for each other"
         )
     if bound == "host":
         return f"host-bound: {host} to enqueue code outside the graphs, or to wait for the GPU"

@@ -84,11 +84,11 @@ def test_one_graph_is_launched_once() -> None:
     ("edit", "said"),
     [
         (change_probe(0, graph_launches=0.0), "not graphed: the probe saw no graph launch"),
-        (change_probe(0, graph_launches=7.0), "the probe saw 7 graph launches a step where 8 were expected"),
-        (change_probe(0, graph_launches=23 / 3), "the probe saw 7.66667 graph launches a step where 8 were expected"),
-        (change_proof(0, launches_per_step=0), "the engine does not say how many launches its 4 graphs take"),
+        (change_probe(0, graph_launches=7.0), "the probe saw 7 graph launches a step, but 8 were expected"),
+        (change_probe(0, graph_launches=23 / 3), "the probe saw 7.66667 graph launches a step, but 8 were expected"),
+        (change_proof(0, launches_per_step=0), "the engine does not report how many launches its 4 graphs need"),
         (no_probe(0), "ended without a probe"),
-        (change_proof(0, replays=10), "10 replays where 464 were expected"),
+        (change_proof(0, replays=10), "10 replays, 464 expected"),
         (change_proof(0, replays=463, expected_replays=463), "463 replays in 116 steps after the capture, of 8 graph"),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_run_that_nsys_profiled_was_not_probed() -> None:
     stats = GraphStats("torch", graphs=1, replays=2, expected_replays=2, launches_per_step=1)
     steps = SimpleNamespace(step=np.array([3, 4, 5]), phase=np.array(["capture", "settle", "measure"]))
     found = check_replay(cast(Attempt, SimpleNamespace(proofs={0: stats}, captures={}, probes={}, steps=steps)), spec)
-    assert not found.proven and "run it without profile" in found.reason
+    assert not found.proven and "run it with profile=none" in found.reason
 
 
 def test_one_rank_without_launches_or_probe_is_enough(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_stretch_shorter_than_the_frequency_may_be_without_experts(tmp_path: P
 
 def test_a_bare_rank_that_launches_graphs_contradicts_itself(tmp_path: Path) -> None:
     proof = proof_of(tmp_path, pipeline_spec(("moe",)), {2, 3}, graph_launches=3.0)
-    assert proof.reason == "rank 2: the probe saw 3 graph launches a step where nothing was captured"
+    assert proof.reason == "rank 2: the probe saw 3 graph launches a step, although nothing was captured"
 
 
 def test_a_bare_rank_still_needs_its_probe(tmp_path: Path) -> None:

@@ -348,7 +348,7 @@ EP4_WHOLE = ((137.26, 110.16), (141.9, 110.03), (133.32, 110.27), (140.64, 109.8
     ("graphed_ms", "graphed", "near", "attained", "bound"),
     [
         (147.24, EP4_LAYERS, "1.310", "86%", "gaps between kernels: a GPU is idle for 7.69 ms, and the host waits"),
-        (139.3, EP4_WHOLE, "1.239", "89%", "communication: in the trace, each GPU is busy for at least 133.32 ms of a step "
+        (139.3, EP4_WHOLE, "1.239", "89%", "communication: in the trace of a step, each GPU is busy for at least 133.32 ms "
          "and computes for at most 110.27 ms"),
     ],
 )  # fmt: skip
@@ -392,7 +392,7 @@ def test_ranks_are_at_the_limit_where_they_compute_all_the_step_in_the_graphed_r
         "1.04 times the GPU computing time of its eager baseline, and communication, or a wait for another rank"
         in report.summary
     )
-    assert "busy for at least 214.60 ms of a step and computes for at most 191.10 ms" in report.markdown.read_text()
+    assert "busy for at least 214.60 ms and computes for at most 191.10 ms" in report.markdown.read_text()
 
 
 def test_a_cell_that_does_not_pass_says_so_beside_its_figures(tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ def test_the_limit_of_a_twin_is_none_for_other_kernels(tmp_path: Path) -> None:
             change_probe(0, kernels=500.0, computing_ms=12.0)(run)
 
     report = write_report(write_sweep(tmp_path, device="cuda", edit=compiled))
-    assert "unknown: the cell runs 500 kernels, the eager baseline 1200" in report.markdown.read_text()
+    assert "unknown: the cell runs 500 kernels and the eager baseline 1200" in report.markdown.read_text()
     assert "Nearest to the upper" not in report.summary
 
 

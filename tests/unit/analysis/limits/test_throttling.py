@@ -270,7 +270,7 @@ def test_a_cap_takes_a_word_away_that_it_may_explain(tmp_path: Path, share_of_ea
 def test_an_eager_run_that_is_capped_more_makes_nothing_faster(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(False, throttled=share(0.8)))
     assert result.speed.speedup and result.speed.speedup.verdict == "INCONCLUSIVE"
-    assert "80% of the time of eager runs and 0% of that of graphed ones" in result.speed.speedup.reason
+    assert "80% of the time of eager runs and 0% of the time of graphed runs" in result.speed.speedup.reason
     assert "--lock-gpu-clocks" in result.speed.speedup.reason
 
 

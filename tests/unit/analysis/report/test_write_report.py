@@ -244,7 +244,7 @@ def test_no_speed_is_claimed_of_several_versions_of_the_code(tmp_path: Path) -> 
         "| 1.25x (over 3 pairs) | INCONCLUSIVE |" in text
         and "`torch_compile, lr 0.001` (A1) measured 1.25x (3 pairs)" in text
     )
-    assert "INCONCLUSIVE, because its repeats ran different code, libraries or data: run all of them again" in text
+    assert "INCONCLUSIVE, because its repeats ran different code, libraries or data; run all of them again" in text
 
 
 def test_a_cell_has_one_step_time_and_one_peak(tmp_path: Path) -> None:

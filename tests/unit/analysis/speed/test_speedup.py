@@ -200,14 +200,14 @@ def test_a_second_mode_of_the_graphed_run_is_not_hidden(tmp_path: Path) -> None:
     speed = compared(tmp_path, slow_steps(10, side=True)).speed.speedup
     assert speed is not None
     assert speed.verdict == "SLOWER"
-    assert "graphed steps of a run are off its median" in speed.off_counts
+    assert "steps of one graphed run are far from their median" in speed.off_counts
 
 
 def test_rare_steps_count_where_one_side_alone_has_them(tmp_path: Path) -> None:
     """Three of 112 steps in each of three repeats, always graphed ones: rare in each run, and no chance."""
     speed = compared(tmp_path, slow_steps(40, side=True), repeats=3).speed.speedup
     assert speed is not None
-    assert speed.off_counts == "9 graphed steps are off their run's median, and 0 eager ones"
+    assert speed.off_counts == "9 graphed steps are far from their run's median, but only 0 eager steps"
     assert speed.ratio < 1.25 * 0.95
 
 
@@ -241,7 +241,7 @@ def test_what_is_left_out_does_not_change_the_word(
     assert speed is not None
     assert speed.left_out > 0 and speed.off_counts == ""
     assert speed.verdict == "INCONCLUSIVE"
-    assert "the outliers that were left out change the verdict: over all steps the interval is" in speed.reason
+    assert "the excluded outliers change the verdict, since over all steps the interval is" in speed.reason
 
 
 # --- when runs were made, and what they trained -----------------------------------------------------------------------
@@ -276,8 +276,8 @@ def test_runs_that_overlap_give_no_figure(tmp_path: Path) -> None:
         (lambda repeat, graphed: 2 * repeat + (graphed == repeat % 2), "FASTER"),
         (lambda repeat, graphed: 2 * repeat + graphed, "same side ran first"),
         (lambda repeat, graphed: 2 * repeat + (not graphed), "same side ran first"),
-        (lambda repeat, graphed: repeat + 3 * (graphed ^ (repeat == 2)), "did not alternate"),
-        (lambda repeat, graphed: repeat + 864 * (graphed ^ (repeat == 2)), "did not alternate"),
+        (lambda repeat, graphed: repeat + 3 * (graphed ^ (repeat == 2)), "another repeat began between"),
+        (lambda repeat, graphed: repeat + 864 * (graphed ^ (repeat == 2)), "another repeat began between"),
     ],
 )
 def test_repeats_have_to_alternate(tmp_path: Path, place: Callable[[int, bool], float], word: str) -> None:
@@ -295,7 +295,7 @@ def test_a_fixed_order_is_seen_where_every_reversed_pair_has_no_speed(tmp_path: 
 
     speed = compared(tmp_path, edit, repeats=5).speed.speedup
     assert speed is not None and (speed.pairs, speed.verdict) == (3, "INCONCLUSIVE")
-    assert "the same side ran first in all 3 pairs with a speed" in speed.reason
+    assert "the same side ran first in all 3 timed pairs" in speed.reason
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
@@ -310,7 +310,7 @@ def test_a_change_within_the_window_is_no_speed_up(tmp_path: Path, repeats: int)
 
     speed = compared(tmp_path, edit, repeats).speed.speedup
     assert speed is not None and speed.low is not None and speed.low > 1.03
-    assert speed.verdict == "INCONCLUSIVE" and "the speed-up changes along the measured steps" in speed.reason
+    assert speed.verdict == "INCONCLUSIVE" and "the speed-up changes within the window" in speed.reason
 
 
 # --- the host's clock, and the machine --------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_unlike_machines_or_settings_give_no_figure(tmp_path: Path, section: str
 
     result = compared(tmp_path, edit)
     assert result.speed.speedup is None
-    assert f"the runs had unlike machines or settings: {section}.{name}: " in result.pairs[0].speed.reason
+    assert f"the runs had different machines or settings: {section}.{name}: " in result.pairs[0].speed.reason
 
 
 def test_a_clock_that_was_set_back_gives_no_figure(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_a_wider_interval_of_a_neutral_cell_makes_it_no_faster() -> None:
     interval = interval_of([1.0070, 1.0079, 1.0073, 1.0078], WIDE)
     assert interval and speed_verdict(interval, 100)[0] == "FASTER"
     assert classify(pairs)[0] == "NEUTRAL"
-    assert classify(pairs, WIDE)[1].startswith("NEUTRAL on its own (1.007 to 1.008), but not certain as one of 20")
+    assert classify(pairs, WIDE)[1].startswith("NEUTRAL on its own (1.007 to 1.008), but not certain enough among 20")
 
 
 def apart(run: AttemptRecord) -> None:
@@ -509,8 +509,8 @@ def test_words_of_a_sweep_are_said_of_all_cells_at_once(tmp_path: Path) -> None:
     assert (first[0].verdict, first[1].verdict) == ("FASTER", "INCONCLUSIVE")
     assert first[1].low is not None and first[1].low < 1, "the printed interval is the one that the word follows from"
     reason = (
-        "FASTER on its own (1.119 to 1.374), but not certain as one of 3 timed cells: about 3 repeats decide if later pairs "
-        "are like these (repeats=3)"
+        "FASTER on its own (1.119 to 1.374), but not certain enough among 3 timed cells: about 3 repeats decide if later pairs "
+        "vary as much (repeats=3)"
     )
     assert (first[0].repeats_to_decide, first[1].repeats_to_decide, first[1].reason) == (None, 3, reason)
     assert "`torch_compile, lr 0.001` is 1.24x faster (1.09 to 1.41, 2 pairs)" in said[0]

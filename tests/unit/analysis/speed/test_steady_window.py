@@ -49,7 +49,7 @@ def test_a_run_does_not_choose_what_is_measured() -> None:
     chosen.phase[51::2] = "settle"
     assert window_of(steps_of(steady()), chosen) == "steps of another phase lie among the measured ones"
     chosen.phase[:] = ["settle"] * 70 + ["measure"] * 30
-    reason = "the eager run has 0 steps of phase settle, and the graphed run 70: each chose what counts"
+    reason = "the eager run has 0 steps of phase settle, but the graphed run has 70"
     assert window_of(steps_of(steady()), chosen) == reason
 
 
@@ -66,7 +66,7 @@ def test_a_longer_slow_beginning_is_how_the_run_behaves() -> None:
     times[: int(LONGEST_SETTLING * STEPS) + 1] *= 1.5
     found = window(times)
     assert (found.settling, len(found)) == (0, STEPS)
-    assert behaviour([found]) == "26 of 100 eager steps of a run are off its median"
+    assert behaviour([found]) == "26 of 100 steps of one eager run are far from their median"
 
 
 def test_hiccups_of_both_sides_are_outliers() -> None:

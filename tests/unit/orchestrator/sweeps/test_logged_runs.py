@@ -59,8 +59,8 @@ CASES = {
     "noise": ([1, 2], [{"seed": 3}, {"seed": 4}], "EQUIVALENT", ""),
     "an offset": ([1, 2], [{"seed": 3, "offset": 0.01}], "DIVERGED", ""),
     "four digits": ([1, 2], [{"seed": 3, "digits": 3}], "INCONCLUSIVE", "in units of 0.001"),
-    "equal numbers": ([1, 1], [{"seed": 1}], "EQUIVALENT", "every printed digit is equal.*as a copied log has"),
-    "a copy": ([1, 2], [{"seed": 2}], "EQUIVALENT", "graphed repeat 0 has the numbers of eager repeat 1"),
+    "equal numbers": ([1, 1], [{"seed": 1}], "EQUIVALENT", "all printed digits are equal.*so it may be a copied log"),
+    "a copy": ([1, 2], [{"seed": 2}], "EQUIVALENT", "graphed repeat 0 has the same numbers as eager repeat 1"),
     "no norms": ([1, 2], [{"seed": 3}], "EQUIVALENT", ""),
 }
 

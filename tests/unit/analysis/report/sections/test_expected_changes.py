@@ -53,7 +53,9 @@ def test_a_speed_that_is_not_sure_is_no_change_to_expect(tmp_path: Path) -> None
     step = metric_changes(compare_cells(load(sweep)))[0]
     assert step.span is None
     text = report_text(sweep)
-    assert "| step time | `torch` | unknown: the speed-up is INCONCLUSIVE |" in section(text, "Expected metric changes")
+    assert "| step time | `torch` | unknown, since the speed-up is INCONCLUSIVE |" in section(
+        text, "Expected metric changes"
+    )
 
 
 def out_of_memory(run: AttemptRecord) -> None:
