@@ -294,9 +294,10 @@ def trained_as_released(spec: RunSpec, rank: int = 0) -> Trained:
 
     utils._COMP_STREAM = utils._COMM_STREAM = None  # those of an engine before, in this process
     device = torch.device("cuda", rank)
+    before = pool_of(device)  # 0.19.2's local graphs leave some memory behind
     found = _train(spec, rank, device)
     torch._C._cuda_clearCublasWorkspaces()  # that of the stream that captured lies in the pool of its graphs
-    return replace(found, pool_when_closed=pool_of(device))
+    return replace(found, pool_when_closed=max(0, pool_of(device) - before))
 
 
 @contextmanager
@@ -444,6 +445,25 @@ def test_deterministic_runs_are_equal_to_the_bit(model: Model, fuses: bool) -> N
         assert torch.equal(other.losses, first.losses) and torch.equal(other.norms, first.norms)
         for one, expected in zip(other.gradients, first.gradients, strict=True):
             assert [name for name in expected if not torch.equal(one[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("name", ["moe", "gpt-oss"])
+def test_engines_begin_alike(name: str) -> None:
+    """With 0.19.2 the losses of deterministic gpt-oss runs differ from the first step on. Its weights, or its passes?"""
+    from launch.engines.megatron.engine import MegatronEngine
+
+    spec = deterministic_of(spec_of(MODELS[name], EAGER), fuses=False)
+    device = torch.device("cuda", 0)
+    tokens = batch(open_source(spec.data, spec.model.vocab_size, spec.training.seed), spec, 0, 0).to(device)
+    begun, losses = [], []
+    for _ in range(2):
+        engine = MegatronEngine(spec, RankPlace(0, 1, device))
+        modules = [engine.chunks[0].named_parameters(), engine.chunks[0].named_buffers()]
+        begun.append({name: tensor.clone() for named in modules for name, tensor in named})
+        losses.append(engine.step(tokens).loss.item())
+        engine.close()
+    assert [name for name in begun[0] if not torch.equal(begun[0][name], begun[1][name])] == []
+    assert losses[0] == losses[1]
 
 
 def deterministic_of(spec: RunSpec, fuses: bool) -> RunSpec:
