@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -144,6 +144,8 @@ class Plan:
     looks: tuple[int, ...] = ()
     """With ``repeats: auto``, the numbers of repeats after which verdicts are judged, the last one being all. Empty if
     fixed."""
+    published: Mapping[str, str] = field(default_factory=dict)
+    """The recipe's figures that others published, by what they are and where they stand. The report shows them."""
 
     def cell_of_run(self) -> Mapping[str, Cell]:
         return self._cell_of_run

@@ -42,6 +42,7 @@ def make_plan(recipe: Recipe, cells: Sequence[ResolvedCell], target: Target, mem
         target.cluster_name,
         bundles_if_needed=_bundles_if_needed(judged, perturbed),
         looks=looks,
+        published=recipe.published,
     )
 
 

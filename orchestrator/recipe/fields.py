@@ -130,6 +130,11 @@ def _check_flag(name: str, value: Any) -> Flaw | None:
     return None
 
 
+def _check_published(name: str, value: Any) -> Flaw | None:
+    fix = "write one line of text, with its unit: 467 to 520 ms"
+    return None if isinstance(value, str) and value.isprintable() and value else Flaw("not a published figure", fix)
+
+
 def _check_graph(name: str, value: Any) -> Flaw | None:
     if not NAME.fullmatch(name) or name == "eager":
         return Flaw("not usable as the name of graphs", "use letters, digits, '.', '_', '-', and not 'eager'")
@@ -163,11 +168,27 @@ def _section(name: str) -> Schema:
 RECIPE = FileSchema(
     Schema(TopLevel),
     {name: _section(name) for name in SECTIONS},
-    {"environment": check_variable, "command.flags": _check_flag, "command.graphs": _check_graph},
+    {
+        "environment": check_variable,
+        "command.flags": _check_flag,
+        "command.graphs": _check_graph,
+        "published": _check_published,
+    },
     {"rng": Flaw("Megatron's te_rng_tracker is always on here", "leave it out; the seed is training.seed")},
     other_names=("sweep",),
 )
-_OF_THE_SWEEP = ("name", "repeats", "perturbed", "step_checks", "cluster", "equivalence", "wandb", "tracking", "sweep")
+_OF_THE_SWEEP = (
+    "name",
+    "repeats",
+    "perturbed",
+    "step_checks",
+    "cluster",
+    "equivalence",
+    "wandb",
+    "tracking",
+    "published",
+    "sweep",
+)
 PATCH = replace(RECIPE, rejections={**RECIPE.rejections, **{
     name: Flaw(f"{name} belongs to the whole sweep, so it cannot be an axis", "write another recipe") for name in _OF_THE_SWEEP
 }})  # fmt: skip

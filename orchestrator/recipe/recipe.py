@@ -48,6 +48,8 @@ class Recipe:
     """The name of a Slurm cluster's profile. A plan for this host ignores it."""
     equivalence: Margins
     wandb: Tracking
+    published: Mapping[str, str] = field(default_factory=dict)
+    """Figures that others published, by what they are and where they stand."""
     text: str
     """The recipe with its overrides, as YAML, followed by the fields of its presets as comments."""
     presets: Mapping[str, Tree] = field(default_factory=dict)
@@ -92,6 +94,7 @@ def load(written: Path, overrides: Sequence[str] = ()) -> Recipe:
     source.raise_problems()
     equivalence, wandb = Margins(**base.pop("equivalence", {})), Tracking(**base.pop("wandb", {}))
     tracking = OtherTrackers(**base.pop("tracking", {}))
+    published = base.pop("published", {})
     is_quick = equivalence.mode == "quick"
     return Recipe(
         name=top.name,
@@ -105,6 +108,7 @@ def load(written: Path, overrides: Sequence[str] = ()) -> Recipe:
         equivalence=equivalence,
         wandb=wandb,
         tracking=tracking,
+        published=published,
         text=source.text + _presets_as_comments(presets),
         presets=presets,
     )

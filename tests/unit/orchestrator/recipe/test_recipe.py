@@ -152,6 +152,13 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:3: environment.NCCL_Y = [1]", "not the text of a variable", "write it in quotes"),
         ],
     ),
+    "what is no published figure": (
+        "published: {eager: 467, graphed: ''}\n",
+        [
+            ("r.yaml:3: published.eager = 467", "not a published figure", "467 to 520 ms"),
+            ('r.yaml:3: published.graphed = ""', "not a published figure", "with its unit"),
+        ],
+    ),
     "a token by its form": (
         "environment: {NCCL_X: --key hf_0123456789abcdefgh}\n",
         [('r.yaml:3: environment.NCCL_X = "***"', "looks like a secret (a token hf_...)", "set it in the shell")],
