@@ -83,7 +83,8 @@ def compare_all() -> tuple[list[Compared], int]:
         cells = [cell for cell in cells if specs[cell["label"]].engine != "command"]
         whole = [cell for cell in cells if cell["outcome"] in RESULTS_INTACT]
         others += len(cells) - len(whole)
-        found += [_compare(file.parent.name, cell, specs[cell["label"]]) for cell in whole]
+        known = [cell for cell in whole if specs[cell["label"]].engine != "command"]
+        found += [_compare(file.parent.name, cell, specs[cell["label"]]) for cell in known]
     return found, others
 
 

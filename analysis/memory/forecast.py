@@ -31,6 +31,8 @@ class RankForecast:
     stage: int
     phases: Mapping[Phase, tuple[Term, ...]]
     worst_imbalance: int
+    basis: str = ""
+    """Where the figures come from if not from formulas: "extrapolated from 4 runs"."""
 
     def allocated(self, phase: Phase) -> int:
         return sum(term.bytes for term in self.phases[phase] if term.held == "allocated")

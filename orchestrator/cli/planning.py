@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
+from analysis.memory.extrapolation import ProgramRuns
 from launch.contract.plan import Plan
 from orchestrator import PROGRAM
 from orchestrator.cli.verbs import VERBS
@@ -25,8 +26,12 @@ from orchestrator.targets.slurm_cluster import Cluster, Target, find_cluster, re
 
 def plan_recipe(arguments: argparse.Namespace, target: Target | None = None) -> tuple[Plan, MemoryCheck, Executor]:
     recipe, cells, target, executor = load_cells(arguments, target)
-    memory = MemoryCheck(target)
+    memory = memory_check(arguments, recipe, target)
     return plan_cells(arguments, recipe, cells, memory), memory, executor
+
+
+def memory_check(arguments: argparse.Namespace, recipe: Recipe, target: Target) -> MemoryCheck:
+    return MemoryCheck(target, ProgramRuns(Store(arguments.store).sweep(recipe.name)))
 
 
 def read_named_cluster(arguments: argparse.Namespace) -> Cluster | None:

@@ -17,6 +17,7 @@ GROUPS: dict[Held, str] = {
     "cached": "in blocks that torch's allocator keeps, and gives back before memory runs out",
     "outside": "outside of the allocator",
 }
+UNKNOWN_ERROR = "It assumes that memory grows linearly with this flag. How far that is off is unknown"
 RELIABILITY = "How far forecasts were off: docs/results/forecast/report.md"
 
 
@@ -32,7 +33,10 @@ def print_memory(label: str, ranks: Sequence[RankForecast]) -> None:
     """Print the terms of the fullest rank in its fullest phase, then its other phases and the other ranks."""
     rank = max(ranks, key=lambda rank: rank.peak)
     place = f"a rank of pipeline stage {rank.stage + 1} of {len(ranks)}" if len(ranks) > 1 else "a rank"
-    print(f"{label}: {size(rank.peak)} of GPU memory on {place}, in phase {rank.fullest_phase}")
+    print(
+        f"{label}: {size(rank.peak)} of GPU memory on {place}, in phase {rank.fullest_phase}"
+        + f", {rank.basis}" * bool(rank.basis)
+    )
     terms = rank.phases[rank.fullest_phase]
     lines = iter(align([_row(term) for term in terms]))
     printed = dict(zip(map(id, terms), lines, strict=True))
@@ -47,7 +51,7 @@ def print_memory(label: str, ranks: Sequence[RankForecast]) -> None:
         print("\nby pipeline stage:", ", ".join(size(each.peak) for each in ranks))
     if rank.worst_imbalance:
         print(f"\nif every token of its group chose experts of this rank: {size(rank.worst_imbalance)} more")
-    print(f"\n{RELIABILITY}")
+    print(f"\n{UNKNOWN_ERROR if rank.basis else RELIABILITY}")
 
 
 def _row(term: Term) -> list[str]:

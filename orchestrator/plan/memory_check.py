@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from analysis.memory.extrapolation import ProgramRuns
 from analysis.memory.forecast import RankForecast, fullest_rank
 from analysis.memory.measured_constants import ERROR, is_measured
 from analysis.memory.static_memory import state_bytes
@@ -27,6 +28,7 @@ class MemoryCheck:
     """The forecasts of a plan's cells, each computed once, against the memory of a target's GPUs."""
 
     target: Target
+    program_runs: ProgramRuns | None = None
     _found: dict[str, RankForecast | None] = field(default_factory=dict)
 
     def forecasts(self, plan: Plan) -> dict[str, RankForecast]:
@@ -52,23 +54,25 @@ class MemoryCheck:
         gib, rank = self.target.gpu_memory_gib, self._fullest(cell)
         if gib is None or rank is None or cell.state != "run" or _is_expected(cell) or rank.needed <= gib * 2**30:
             return ""
-        return f"may run out of memory: it needs at least {size(rank.needed)}, and {_of_profile(gib)}"
+        basis = f", {rank.basis}" if rank.basis else ""
+        return f"may run out of memory: it needs at least {size(rank.needed)}{basis}, and {_of_profile(gib)}"
 
     def _fullest(self, cell: Cell) -> RankForecast | None:
         if cell.cell_id not in self._found:
-            self._found[cell.cell_id] = fullest_rank(cell.run_spec)
+            spec, runs = cell.run_spec, self.program_runs
+            self._found[cell.cell_id] = fullest_rank(spec) or (runs.extrapolate(spec) if runs else None)
         return self._found[cell.cell_id]
 
     def _reasons(self, cell: Cell) -> Iterator[Reason]:
         """Yield why ``cell`` does not fit. The forecast of an unmeasured configuration only warns."""
-        gib, rank = self.target.gpu_memory_gib, None
-        if gib is None or _is_expected(cell) or (rank := self._fullest(cell)) is None:
+        gib, spec = self.target.gpu_memory_gib, cell.run_spec
+        if gib is None or _is_expected(cell) or spec.placement.device != "cuda":
             return
-        spec, most = cell.run_spec, gib * 2**30
+        most = gib * 2**30
         if (state := state_bytes(spec)) > most:
             message = f"weights, gradients and optimizer state of a rank take {state / 2**30:.1f} GiB before the first step, and "
             yield Reason("cluster.gpu_memory", f"{message}{_of_profile(gib)}", STATE_FIX)
-        elif is_measured(spec) and rank.needed > most * (1 + ERROR):
+        elif is_measured(spec) and (rank := self._fullest(cell)) and rank.needed > most * (1 + ERROR):
             message = f"a rank needs at least {size(rank.needed)} by forecast, which may be off by {ERROR:.0%}, and "
             yield Reason("cluster.gpu_memory", f"{message}{_of_profile(gib)}", FIX)
 

@@ -7,9 +7,8 @@ import argparse
 from launch.common.command_line import Parser
 from orchestrator.advise.eager_sweep import advice_recipe, inspected_eager_cells, write_advice
 from orchestrator.cli.arguments import add_planning, redirect_messages
-from orchestrator.cli.planning import load_cells, plan_cells
+from orchestrator.cli.planning import load_cells, memory_check, plan_cells
 from orchestrator.output.plan import print_plan_summary
-from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.sweeps.store import Store
 from orchestrator.workflow.run_sweep import run_sweep
 
@@ -23,7 +22,9 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with redirect_messages(arguments):
         recipe, cells, target, executor = load_cells(arguments)
-        plan = plan_cells(arguments, advice_recipe(recipe), inspected_eager_cells(cells), MemoryCheck(target))
+        plan = plan_cells(
+            arguments, advice_recipe(recipe), inspected_eager_cells(cells), memory_check(arguments, recipe, target)
+        )
         print_plan_summary(plan)
         paths = Store(arguments.store).sweep(plan.name)
         code = run_sweep(paths, plan, target, "new", executor, wait=True, conclude=write_advice)

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from analysis.memory.extrapolation import ProgramRuns
 from analysis.memory.forecast import RankForecast, forecast
 from launch.common.atomic_files import members
 from launch.common.command_line import Parser
@@ -24,7 +25,7 @@ from orchestrator.submit.executor import silence
 from orchestrator.sweeps.store import Store
 from orchestrator.targets.slurm_cluster import Cluster
 
-SIZES = ("peak", "needed", "peak_allocated")
+FIGURES = ("peak", "needed", "peak_allocated", "basis")
 TERM = ("name", "bytes", "source", "held")
 EXAMPLE = "plan gpt_oss_20b --only cuda_graph.impl=transformer_engine"
 
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         more = {"gpu_hours": gpu_hours(plan), "batch_scripts": scripts, "not_checked": target.not_checked}
         forecasts = {
-            cell_id: {name: getattr(rank, name) for name in SIZES} for cell_id, rank in check.forecasts(plan).items()
+            cell_id: {name: getattr(rank, name) for name in FIGURES} for cell_id, rank in check.forecasts(plan).items()
         }
         print_json({**members(plan), **more, "memory": forecasts})
     else:
@@ -67,8 +68,9 @@ def _explain(arguments: argparse.Namespace) -> int:
     subject, name = arguments.explain
     if subject != "memory":
         raise input_error("--explain", f"{subject!r} is nothing that a plan explains", "write --explain memory CELL")
-    cell = _find_cell(filter_cells(expand(load_recipe(arguments), "cuda"), arguments.only), name)
-    ranks = _forecast(cell)
+    recipe = load_recipe(arguments)
+    cell = _find_cell(filter_cells(expand(recipe, "cuda"), arguments.only), name)
+    ranks = _forecast(cell, ProgramRuns(Store(arguments.store).sweep(recipe.name)))
     if arguments.json:
         print_json({"cell_id": cell.spec.cell_id, "label": cell.label, "ranks": list(map(_to_json, ranks))})
     else:
@@ -86,13 +88,17 @@ def _find_cell(cells: Sequence[ResolvedCell], name: str) -> ResolvedCell:
     return found[0]
 
 
-def _forecast(cell: ResolvedCell) -> Sequence[RankForecast]:
+def _forecast(cell: ResolvedCell, program_runs: ProgramRuns) -> Sequence[RankForecast]:
     if reasons := violations(cell.spec):
         raise input_error("--explain memory", f"{cell.label} cannot work: {reasons[0].message}", reasons[0].remedy)
     if ranks := forecast(cell.spec):
         return ranks
-    why = "the model of a user's program is unknown" if cell.spec.engine == "command" else "its ranks are on CPUs"
-    fix = "name a cell of engine torch_native or megatron, with resources.device auto or cuda"
+    if rank := program_runs.extrapolate(cell.spec):
+        return [rank]
+    why, fix = "its ranks are on CPUs", "set resources.device to auto or cuda"
+    if cell.spec.engine == "command":
+        why = "the model of a user's program is unknown"
+        fix = "run this sweep with two other numbers of one of its command.flags on GPUs, such as fewer layers"
     raise input_error("--explain memory", f"nothing is known of the GPU memory of {cell.label}: {why}", fix)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launch.contract.outcomes import OutcomeName
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
 from orchestrator.cli import planning
@@ -17,10 +19,13 @@ from orchestrator.cli.main import main
 from orchestrator.cli.verbs import sweep
 from orchestrator.output.next_commands import sweep_command
 from orchestrator.plan import memory_check
+from orchestrator.recipe.expand import expand
+from orchestrator.recipe.recipe import load
 from orchestrator.targets.profile import Profile
 from orchestrator.targets.slurm_cluster import read_cluster
 from tests.planned import cluster
 from tests.planned import plan as planned
+from tests.records import attempt_record, write_attempt
 
 
 @pytest.fixture
@@ -142,3 +147,79 @@ def test_what_cannot_be_explained_says_why(capsys: pytest.CaptureFixture[str]) -
     assert "cannot work: " in explain(capsys, "transformer_engine", "tiny_moe", "--only", "parallelism.dp=1")
     assert main(["plan", "tiny_moe", "--explain", "time", "eager"]) == 1
     assert "write --explain memory CELL" in capsys.readouterr().err
+
+
+# --- a user's program -----------------------------------------------------------------------------------------------
+
+PROGRAM = """
+name: mine
+engine: command
+command: {run: train.py, workdir: ., flags: {layers: 32, seed: 7}, graphs: {none: [], whole: [--graph]}}
+training: {steps: 20}
+resources: {device: cuda}
+repeats: 2
+"""
+
+
+def run_with_layers(folder: Path, layers: Mapping[int, int], outcome: OutcomeName = "COMPLETED") -> Path:
+    """Write a recipe and its runs, whose tensors have ``layers[n]`` MiB with n layers. Return the recipe's file."""
+    recipe, sweep_paths = folder / "mine.yaml", SweepPaths(folder / "sweeps" / "mine")
+    recipe.write_text(PROGRAM)
+    (folder / "train.py").touch()
+    for number, tensors in layers.items():
+        for cell in expand(load(recipe, [f"command.flags.layers={number}"]), "cuda"):
+            for repeat in range(2):
+                record = attempt_record(replace(cell.spec, repeat=repeat))
+                record.outcome = replace(record.outcome, outcome=outcome) if record.outcome else None
+                for event in record.events[0]:
+                    if "memory" in event:
+                        event["memory"] |= {
+                            "peak_allocated": tensors << 20,
+                            "peak_reserved": tensors + 100 << 20,
+                            "device_outside": 500 << 20,
+                            "graph_pool": 0,
+                        }
+                write_attempt(sweep_paths, record)
+    return recipe
+
+
+def table(capsys: pytest.CaptureFixture[str], recipe: Path) -> list[str]:
+    assert main(["plan", str(recipe), "--store", str(recipe.parent / "sweeps")]) == 0
+    return [line.strip() for line in capsys.readouterr().out.splitlines() if "iB  " in line]
+
+
+def test_two_observed_points_of_a_program_are_extrapolated_linearly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], plan_on: Any
+) -> None:
+    """3000 MiB + 1000 MiB a layer, beside 600 MiB that do not grow."""
+    recipe = run_with_layers(tmp_path, {2: 5000, 4: 7000})
+    where = ("--store", str(tmp_path / "sweeps"))
+    assert table(capsys, recipe) == ["34.77 GiB  whole  (extrapolated from 4 runs)"]
+    assert main(["plan", str(recipe), *where, "--explain", "memory", "eager"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("eager: 34.77 GiB of GPU memory on a rank, in phase ") and "docs/results" not in text
+    assert "3000 MiB + --layers 32 x 1000.0 MiB  [extrapolated from 4 runs with --layers 2 and 4]" in text
+    content, warnings = plan_on(20, str(recipe), *where)
+    assert set(states(content).values()) == {RUNS}, "no cell is set aside by an extrapolation"
+    assert "it needs at least 34.67 GiB, extrapolated from 4 runs, and gpu_memory_gib of the profile is 20" in warnings
+
+
+@pytest.mark.parametrize(
+    ("layers", "outcome"),
+    [({4: 7000}, "COMPLETED"), ({2: 7000, 4: 5000}, "COMPLETED"), ({2: 5000, 4: 7000}, "CUDA_OOM")],
+    ids=["one point", "memory falls", "runs failed"],
+)
+def test_without_two_points_nothing_is_known_of_a_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layers: dict[int, int], outcome: OutcomeName
+) -> None:
+    recipe = run_with_layers(tmp_path, layers, outcome)
+    assert table(capsys, recipe) == []
+    assert main(["plan", str(recipe), "--store", str(tmp_path / "sweeps"), "--explain", "memory", "eager"]) == 1
+    assert "with two other numbers of one of its command.flags" in capsys.readouterr().err
+
+
+def test_the_nearest_points_count_and_other_settings_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = run_with_layers(tmp_path, {1: 9000, 8: 11000, 16: 19000, 64: 99000})
+    assert [line.split("  ")[0] for line in table(capsys, recipe)] == ["34.77 GiB"]
+    recipe.write_text(PROGRAM.replace("seed: 7", "seed: 8"))
+    assert table(capsys, recipe) == []
