@@ -131,7 +131,7 @@ _SECONDARY = re.compile(
     r"Connection (closed|reset) by peer|DistBackendError|cudaErrorStreamCaptureInvalidated|SIGTERM|Broken pipe"
 )
 _JOB_MESSAGES = {
-    "REQUEUED": "its job was put back into the queue, and started again",
+    "REQUEUED": "Slurm put its job back into the queue and started it again",
     "GONE": "its job left the queue, and neither squeue nor sacct knows how it ended",
 }
 

@@ -24,12 +24,12 @@ def _unreadable(spec: RunSpec) -> bool:
 RULES: tuple[Rule, ...] = (
     CommandRule(
         "command.inspect", ("inspect", "layer_check_steps"),
-        "advise and bisect --layers look into the steps of this project's engines alone",
+        "advise and bisect --layers can inspect only steps of this project's engines",
         lambda spec: spec.inspect or bool(spec.layer_check_steps),
         fix="Sweep the program's graphs, or bisect their scope.",
     ),
     CommandRule(
-        "command.profile", ("profile",), "profile starts this project's engines under nsys, and no program of the user's",
+        "command.profile", ("profile",), "profile=nsys profiles only this project's engines",
         lambda spec: spec.profile != "none",
         fix="Set profile=none, and begin command.run with nsys profile.",
     ),
@@ -38,14 +38,15 @@ RULES: tuple[Rule, ...] = (
         fix="Write the command line as in a shell. It runs without one: for variables and pipes write bash -c '...'.",
     ),
     CommandRule(
-        "command.logs", ("command.framework",), "runs of this framework were made elsewhere, and nothing here can run them",
+        "command.logs", ("command.framework",), "this framework only describes runs that were made elsewhere, so nothing can "
+        "run it here",
         lambda spec: spec.made_elsewhere,
-        fix="Read their logs by wrap --from-logs, or name the framework that command.run starts.",
+        fix="Read their logs with wrap --from-logs, or name the framework that command.run starts.",
     ),
     CommandRule(
         "command.placeholders", ("command.run", "command.flags", "command.eager", "cuda_graph.arguments"),
-        "words in braces name fields of training, parallelism and placement, or output, python, world_size, node_rank, "
-        "master_addr and master_port",
+        "words in braces must name fields of training, parallelism and placement, or be one of output, python, world_size, "
+        "node_rank, master_addr and master_port",
         lambda spec: not _unreadable(spec) and bool(unknown_placeholders(spec)),
         fix="Correct the name in braces, such as {steps} or {seed}.",
     ),
@@ -53,7 +54,7 @@ RULES: tuple[Rule, ...] = (
         "command.framework", ("cuda_graph.impl", "command.framework"),
         "the framework has no flags for this implementation",
         lambda spec: spec.graphed and spec.cuda_graph.impl not in FRAMEWORKS[spec.command.framework].impls,
-        fix="Write what turns the graphs on under command.graphs: {none: [], my_graphs: [--flag]}.",
+        fix="Write the flags that turn graphs on under command.graphs: {none: [], my_graphs: [--flag]}.",
     ),
     CommandRule(
         "command.device", ("cuda_graph.impl", "placement.device"), "CUDA graphs need a GPU",
@@ -62,7 +63,7 @@ RULES: tuple[Rule, ...] = (
     ),
     CommandRule(
         "command.steps", ("training.steps", "cuda_graph.warmup_steps"),
-        "warm-up, a capture and two steps to settle come before the measured ones",
+        "a run needs a measured step after its warm-up, its capture and two steps to settle",
         lambda spec: spec.training.steps <= spec.cuda_graph.warmup_steps + 1 + SETTLE_STEPS,
         fix="Raise training.steps; a verdict of EQUIVALENT needs 100 steps after the capture.",
     ),

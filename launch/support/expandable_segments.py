@@ -33,7 +33,7 @@ def disable_nccl_graph_register(environment: MutableMapping[str, str], graphed: 
     given = environment.setdefault(REGISTER, "0")
     if graphed and given != "0":
         raise EnvironmentFault(
-            f"{REGISTER}={given} with {expandable}={environment[expandable]}: graphs would read memory that has "
-            f"moved; set {REGISTER}=0, or leave expandable_segments:True out"
+            f"{REGISTER}={given} with {expandable}={environment[expandable]}: replays would read memory that has moved; set "
+            f"{REGISTER}=0, or leave expandable_segments:True out"
         )
     return {REGISTER: f"{given}, beside {expandable}={environment[expandable]}"}

@@ -78,7 +78,8 @@ RULES: tuple[Rule, ...] = (
         source=ARITHMETIC,
     ),
     Rule(
-        "layout.widths", (), "tp must divide the vocabulary and the width of dense and shared MLPs, and etp the width of experts",
+        "layout.widths", (), "tp must divide the vocabulary and the width of dense and shared MLPs, and etp must divide the "
+        "width of experts",
         _indivisible_widths,
         fix="Round the size up to a multiple of the degree (vocab_size may be padded), or lower tp or etp.",
         source=f"{MCORE}tensor_parallel/layers.py:842, tensor_parallel/utils.py:118",
@@ -121,8 +122,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "layout.sequence_length",
         ("training.sequence_length", "parallelism.cp", "parallelism.tp", "parallelism.sequence_parallel"),
-        "a sequence must divide into 2 * cp chunks, and a rank's part into tp where sequence_parallel is on or the model has "
-        "experts (each tensor-parallel rank then routes a part)",
+        "2 * cp must divide the sequence, and tp must divide a rank's part of it if sequence_parallel is on or the model has "
+        "experts (each tensor-parallel rank then routes its part)",
         _sequence_indivisible,
         fix="Make sequence_length a multiple of 2 * cp * tp.",
         source=f"{MCORE}utils.py:2027, tensor_parallel/mappings.py:69",

@@ -86,8 +86,8 @@ def needed_mends(spec: RunSpec) -> tuple[str, ...]:
 _FAULTS: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.local_inputs", ("cuda_graph.impl",),
-        "a local graph returns its input to a buffer pool before its own backward pass has read it, "
-        "which makes the gradient of the first layer's norm wrong (observed; fixed by Megatron-LM pull request 4433)",
+        "a local graph returns its input to a buffer pool before its own backward pass reads it, so the gradient of the first "
+        "layer's norm is wrong (observed; fixed by Megatron-LM pull request 4433)",
         lambda spec: spec.cuda_graph.impl == "local",
         fix=f"Set cuda_graph.impl=transformer_engine, or {WHOLE_STEP}, or megatron_core=0.19.",
         source=f"{MCORE}transformer/cuda_graphs.py:995",
@@ -105,11 +105,11 @@ _FAULTS: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.gradient_accumulation_fusion",
         ("training.gradient_accumulation_fusion", "cuda_graph.impl", "parallelism.pp", "num_microbatches"),
-        "one graph replays all micro-batches, and transformer-engine 2.11 captures it as that of the first, which overwrites "
-        "gradients instead of adding to them (observed; fixed by TransformerEngine pull request 2715)",
+        "one graph replays all micro-batches, and transformer-engine 2.11 captures it for the first one, so each replay "
+        "overwrites gradients instead of adding to them (observed; fixed by TransformerEngine pull request 2715)",
         lambda spec: spec.training.gradient_accumulation_fusion and _reuses_first_graph(spec),
         fix=f"Set training.gradient_accumulation_fusion=false, or {WHOLE_STEP}, or parallelism.pp to 2 or more, or a "
-        "global_batch_size of one micro-batch a step.",
+        "global_batch_size of one micro-batch per step.",
         source="transformer_engine 2.11 pytorch/graph.py:484",
     ),
 )  # fmt: skip
@@ -144,15 +144,15 @@ RULES: tuple[Rule, ...] = (
     *map(_refused_without_evidence, KNOWN_FAULTS),
     MegatronRule(
         "megatron.mend", ("cuda_graph.mend", *GRAPH, "model.rope_scaling"),
-        f"a mend ({', '.join(MENDS)}) repairs a known fault that the cell has without it",
+        f"a mend ({', '.join(MENDS)}) is only for cells with the known fault that it repairs",
         lambda spec: needed_mends(spec) != spec.cuda_graph.mend,
         fix="Set cuda_graph.mend=[].",
     ),
     MegatronRule(
         "megatron.step_checks", ("step_checks", "parallelism.overlap_moe_expert_parallel_comm"),
-        "exchanges beside computations run layers in pieces, and a check cannot perturb a piece",
+        "this overlap runs layers in pieces, and a step check cannot perturb a piece",
         lambda spec: spec.step_checks != 0 and spec.parallelism.overlap_moe_expert_parallel_comm,
-        fix="Set parallelism.overlap_moe_expert_parallel_comm=false, or outside of quick mode step_checks=0.",
+        fix="Set parallelism.overlap_moe_expert_parallel_comm=false, or step_checks=0 (not in quick mode).",
     ),
     fixed(
         "megatron", "placement.device", "cuda",
@@ -199,7 +199,7 @@ RULES: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.overlap_moe_expert_parallel_comm",
         ("parallelism.overlap_moe_expert_parallel_comm", "model.num_layers", "model.moe_layer_freq"),
-        "behind a dense last layer Megatron-Core leaves the final norm out of the model",
+        "if the last layer is dense, Megatron-Core leaves the final norm out of the model",
         lambda spec: spec.parallelism.overlap_moe_expert_parallel_comm
         and (spec.model.num_layers - 1) % max(spec.model.moe_layer_freq, 1) != 0,
         fix="Set parallelism.overlap_moe_expert_parallel_comm=false, or a num_layers whose last layer has experts.",
@@ -218,7 +218,7 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "megatron.cp", ("parallelism.cp", "model.window_size", "model.attention_sinks", "training.precision"),
-        "Transformer Engine's ring attention takes bf16 alone, and has neither windows nor sinks",
+        "Transformer Engine's ring attention needs bf16, and supports no windows or sinks",
         lambda spec: spec.parallelism.cp != 1
         and not (spec.model.attends_to_all and spec.training.precision == "bf16"),
         fix="Set parallelism.cp=1, or training.precision=bf16 for a model without windows and sinks.",
@@ -237,7 +237,7 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "megatron.moe_router_fusion", ("training.moe_router_fusion", "model.num_moe_experts", "training.deterministic"),
-        "a dense model has no router, and Transformer Engine's router kernels may add in no fixed order",
+        "a dense model has no router, and Transformer Engine's router kernels may add numbers in a varying order",
         lambda spec: spec.training.moe_router_fusion and (not spec.model.is_moe or spec.training.deterministic),
         fix="Set training.moe_router_fusion=false.",
     ),
@@ -246,8 +246,8 @@ RULES: tuple[Rule, ...] = (
     fixed("megatron", "data.packed_sequences", False, "Set data.packed_sequences=false, or engine=torch_native."),
     MegatronRule(
         "megatron.recompute", RECOMPUTED,
-        "Megatron-Core recomputes all modules but layernorm and moe_act by a function that refuses torch.autograd.grad, which "
-        "captures layers",
+        "capturing a layer calls torch.autograd.grad, and Megatron-Core's recomputation supports that call only for layernorm "
+        "and moe_act",
         _checkpoints_within_graphs,
         fix=f"Set {KEEP_ALL}, or {WHOLE_STEP}, or {WITHOUT_ATTENTION}, or cuda_graph.scope=[attn].",
         source=f"{MCORE}tensor_parallel/random.py:539",
@@ -261,14 +261,14 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "megatron.recompute_dense_norm", ("training.recompute_modules", "model.num_moe_experts"),
-        "Transformer Engine holds a dense layer's norms in its linear layers, which recompute nothing",
+        "Transformer Engine puts a dense layer's norms into its linear layers, which recompute nothing",
         lambda spec: "layernorm" in spec.training.recomputed and not spec.model.is_moe,
         fix="Set training.recompute_modules=[], or training.recompute_modules=[mlp], or engine=torch_native.",
         source=f"{MCORE}models/gpt/gpt_layer_specs.py (TELayerNormColumnParallelLinear)",
     ),
     MegatronRule(
         "megatron.recompute_act", ("training.recompute_modules", "cuda_graph.impl"),
-        "a local graph leaves the process in its warm-up, in which activations and norms are kept, not recomputed",
+        "a local graph leaves the process in its warm-up, which keeps activations and norms instead of recomputing them",
         lambda spec: spec.cuda_graph.impl == "local" and not spec.training.recomputed.isdisjoint({"layernorm", "moe_act"}),
         fix=f"Set {KEEP_ALL}, or cuda_graph.impl=transformer_engine, or megatron_core=0.19.",
         source=f"{MCORE}transformer/cuda_graphs.py:112",
@@ -276,7 +276,7 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "megatron.precision", ("training.precision", *GRAPH),
-        "TECudaGraphHelper captures layers with inputs in bfloat16: an fp32 capture of attention fails, and one of parts behind it "
+        "TECudaGraphHelper captures layers with bfloat16 inputs, so an fp32 capture of attention fails, and one of later parts "
         "silently rounds their inputs (observed; with 0.19.2 it fails too)",
         lambda spec: spec.training.precision == "fp32" and spec.cuda_graph.impl == "transformer_engine",
         fix="Set training.precision=bf16, or cuda_graph.impl=full_iteration.",
@@ -284,12 +284,13 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "megatron.batch_p2p_sync", ("parallelism.pp", "parallelism.vpp", "parallelism.batch_p2p_sync", "cuda_graph.impl"),
-        "each transfer between stages that are not interleaved then waits for the whole device, which no capture allows",
+        "each transfer between stages that are not interleaved then waits for the whole device, and no capture allows that",
         lambda spec: spec.parallelism.batch_p2p_sync
         and spec.parallelism.pp != 1
         and spec.parallelism.vpp <= 1
         and spec.cuda_graph.implementation.extent == "step",
-        fix="Set parallelism.batch_p2p_sync=false, or parallelism.pp=1, or parallelism.vpp=2 and parallelism.schedule=interleaved, or "
+        fix="Set parallelism.batch_p2p_sync=false, or parallelism.pp=1, or parallelism.vpp=2 and "
+        "parallelism.schedule=interleaved, or "
         "cuda_graph.impl=transformer_engine, or cuda_graph.impl=transformer_engine and "
         "cuda_graph.scope=[moe_router, moe_preprocess].",
         source=f"{MCORE}pipeline_parallel/p2p_communication.py:395",

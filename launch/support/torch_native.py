@@ -46,7 +46,7 @@ def _grouped_width(name: str) -> Rule:
 
     return NativeRule(
         f"torch_native.{name}", (f"model.{name}", "training.precision", "placement.device"),
-        "CUDA's grouped_mm of bf16 experts needs rows of whole 16 bytes", is_misaligned,
+        "CUDA's grouped_mm of bf16 experts needs rows whose bytes are a multiple of 16", is_misaligned,
         fix=f"Set model.{name} to a multiple of 8, or resources.device=cpu.",
     )  # fmt: skip
 
@@ -60,8 +60,8 @@ RULES: tuple[Rule, ...] = (
     fixed("torch_native", "parallelism.cp", 1, "Set parallelism.cp=1, or engine=megatron."),
     NativeRule(
         "torch_native.attention_backend", (),
-        "sdpa has no windows, sinks or packed documents; flex and transformer_engine run on CUDA; transformer_engine takes "
-        "bf16 without packed documents, and Dynamo does not compile it with the model",
+        "sdpa has no windows, sinks or packed documents; flex and transformer_engine need CUDA; transformer_engine needs bf16 "
+        "and no packed documents, and Dynamo cannot compile it with the model",
         _unfit_for_backend,
         fix="Set training.attention_backend=auto.",
         source="transformer_engine 2.11 pytorch/attention/dot_product_attention/dot_product_attention.py:798 (Dynamo)",
@@ -86,12 +86,12 @@ RULES: tuple[Rule, ...] = (
         "resources.device=cuda.",
     ),
     NativeRule(
-        "torch_native.impl", ("cuda_graph.impl", *DEGREES), "collectives break the compiled graph of a model that is split",
+        "torch_native.impl", ("cuda_graph.impl", *DEGREES), "the collectives of a split model break its compiled graph",
         lambda spec: spec.cuda_graph.implementation.compiles and _is_split(spec),
         fix="Set cuda_graph.impl=none, or tp, pp and ep to 1.",
     ),
     NativeRule(
-        "torch_native.compile", ("training.compile", *DEGREES), "collectives break the compiled graph of a model that is split",
+        "torch_native.compile", ("training.compile", *DEGREES), "the collectives of a split model break its compiled graph",
         lambda spec: spec.training.compile == "whole" and _is_split(spec),
         fix="Set training.compile=none, or training.compile=elementwise, or tp, pp and ep to 1.",
     ),
@@ -103,19 +103,19 @@ RULES: tuple[Rule, ...] = (
     ),
     NativeRule(
         "torch_native.recompute_modules", ("training.recompute_modules", "cuda_graph.impl", "training.compile"),
-        "a model that is compiled as one function recomputes the core of attention alone",
+        "a model that is compiled as one function can recompute only the core of attention",
         lambda spec: spec.compiles_whole and not spec.training.recomputed <= {"core_attn"},
         fix="Set training.recompute_modules=[], or another implementation without training.compile=whole.",
     ),
     NativeRule(
         "torch_native.recompute_modules", ("training.recompute_modules", *GRAPH),
-        "the graph of a part hands a norm or its routing to code behind it, which cannot compute that again",
+        "a captured part passes its norm or routing to later code, which cannot recompute it",
         _recomputed_across_graphs,
         fix="Set training.recompute_modules=[], or cuda_graph.scope=[].",
     ),
     NativeRule(
         "torch_native.layer_check_steps", ("layer_check_steps", "cuda_graph.impl", "training.compile"),
-        "a model that is compiled as one function shows no outputs of layers",
+        "a model that is compiled as one function does not show the outputs of its layers",
         lambda spec: bool(spec.layer_check_steps) and spec.compiles_whole,
         fix="Examine another implementation, without training.compile=whole.",
     ),

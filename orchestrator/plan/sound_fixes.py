@@ -39,7 +39,7 @@ def _keep_sound(spec: RunSpec, reason: Reason, others: set[str]) -> str:
     if len(sound) == len(every):
         return reason.remedy
     if not sound:
-        return f"{reason.remedy} None of these is enough alone: another rule refuses what follows."
+        return f"{reason.remedy} None of these is enough alone, because another rule then rejects the cell."
     text = ", or ".join(sound)
     return f"{'Set ' if _SETTING.match(text) else ''}{text if _SETTING.match(text) else text[0].upper() + text[1:]}."
 

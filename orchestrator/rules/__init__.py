@@ -55,8 +55,8 @@ shown that.
 SUPPORT_PREAMBLE = """\
 ## What each engine supports
 
-`plan` rejects a cell that violates one of these as well: its engine refuses it by name, on every host. The job checks these
-again, and what must divide.
+`plan` also rejects a cell that its engine does not support on any host. The job checks these rules again, and those of the
+section "What must divide".
 """
 
 

@@ -24,8 +24,8 @@ def _step_out_of_range(spec: RunSpec) -> bool:
 RULES: tuple[Rule, ...] = (
     Rule(
         "fault.step", ("fault.kind", "fault.step", "training.steps", "cuda_graph.warmup_steps"),
-        "a fault occurs after the first step and before the last, and one of replays (input_freed, dynamic_shape, oom_replay) "
-        "after the capture",
+        "fault.step must be 1 or more and below training.steps, and faults of replays (input_freed, dynamic_shape, oom_replay) "
+        "must come after the capture",
         _step_out_of_range,
         fix="Set fault.step from 1 (after the capture: from cuda_graph.warmup_steps + 1) to training.steps - 1.",
         source="launch/train/fault_injection.py",
@@ -39,7 +39,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "fault.hooks", ("fault.kind", "training.compile", "cuda_graph.impl"),
-        "hooks inject faults of a forward pass or its capture, and a compiled model traces hooks once and never calls them again",
+        "hooks inject this fault, and a compiled model calls hooks only once, while it is traced",
         lambda spec: spec.fault.kind in IN_FORWARD_PASSES and spec.compiles_whole,
         fix="Set cuda_graph.impl to full_iteration, torch or transformer_engine, and training.compile to none or elementwise.",
         source="launch/train/fault_injection.py; Dynamo guards the numbers that a hook reads",

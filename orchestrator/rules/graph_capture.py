@@ -92,21 +92,23 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "capture.preprocess_sync", EXPERTS,
-        "moe_preprocess with a capacity factor needs padding to capacity, or the host waits for its output size",
+        "moe_preprocess with a capacity factor needs padding to capacity, since the host would wait for its output size "
+        "otherwise",
         _preprocessing_waits,
-        fix="Set moe_pad_expert_input_to_capacity, or leave moe_expert_capacity_factor out, or capture no moe_preprocess.",
+        fix="Set moe_pad_expert_input_to_capacity, or leave moe_expert_capacity_factor out, or remove moe_preprocess from "
+        "cuda_graph.scope.",
         source=f"{CONFIG}:1772; {MCORE}transformer/moe/token_dispatcher.py:512",
     ),
     MegatronRule(
         "capture.packed_sequences", ("data.packed_sequences", *GRAPH),
-        "a graph of attention takes tensors alone, and boundaries of packed sequences are no tensor",
+        "a graph of attention takes only tensors, and the boundaries of packed sequences are not tensors",
         lambda spec: spec.cuda_graph.impl == "transformer_engine" and _captures_packed_attention(spec),
         fix=f"Set data.packed_sequences=false, or {PACKED_ROUTERS}.",
         source=f"{MCORE}transformer/transformer_layer.py:1020; megatron-core 0.19.2 transformer/transformer_layer.py:1224",
     ),
     MegatronRule(
         "capture.packed_local", ("data.packed_sequences", *GRAPH),
-        "a local graph is replayed with as many boundaries, and sequences as long, as it was captured with",
+        "a local graph fixes the number and the lengths of packed sequences when it is captured",
         lambda spec: spec.cuda_graph.impl == "local" and _captures_packed_attention(spec),
         fix=f"Set data.packed_sequences=false, or {PACKED_ROUTERS}.",
         source=f"{MCORE}transformer/cuda_graphs.py:1273, :1291",
@@ -127,7 +129,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "capture.full_recompute", ("training.recompute", *GRAPH),
-        "full recomputation needs full_iteration or no graphs: it would run a layer's graph inside a checkpoint",
+        "full recomputation needs full_iteration or no graphs, since it would run a layer's graph inside a checkpoint",
         lambda spec: spec.training.recompute == "full" and spec.cuda_graph.implementation.takes_scope,
         fix="Set training.recompute=none, or training.recompute=selective, or cuda_graph.impl=full_iteration and "
         "cuda_graph.scope=[].",
@@ -149,8 +151,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "capture.expandable_segments", (),
-        f"graphs with expandable segments need {REGISTER}=0, or replays read memory that has moved (a job sets it where it is "
-        "unset)",
+        f"graphs with expandable segments need {REGISTER}=0, since replays would read memory that has moved (a job sets it if "
+        "it is unset)",
         _registered_segments,
         fix=f"Set environment.{REGISTER} to \"0\", leave it out, or remove expandable_segments:True.",
         source=f"{MCORE}transformer/cuda_graphs.py:1682 (TE), :1413 (local, below sm_100)",
@@ -164,7 +166,7 @@ RULES: tuple[Rule, ...] = (
     ),
     NativeRule(
         "capture.compiled_alone", ("cuda_graph.impl", "training.deterministic", "training.compile"),
-        "a comparison to the bit needs a baseline that is compiled alike, with training.compile=whole",
+        "a bitwise comparison needs an eager baseline that is compiled in the same way, with training.compile=whole",
         lambda spec: spec.cuda_graph.implementation.compiles
         and spec.training.deterministic
         and spec.training.compile != "whole",
@@ -180,7 +182,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "capture.warmup", ("cuda_graph.warmup_steps", "cuda_graph.impl"),
-        "full_iteration and transformer_engine need a step of warm-up or more, so that communicators exist",
+        "full_iteration and transformer_engine need at least one warm-up step, which creates the communicators",
         lambda spec: spec.cuda_graph.warmup_steps < spec.cuda_graph.implementation.least_warmup_steps,
         fix="Set cuda_graph.warmup_steps to 1 or more; 3 is Megatron's default.",
         source="NCCL user guide, Using NCCL with CUDA Graphs: a communicator's first use must come before a capture",

@@ -70,7 +70,7 @@ RULES: tuple[Rule, ...] = (
         "scope.moe_and_router", ("cuda_graph.scope",),
         "moe (router, dispatch and experts) contains moe_router, so they exclude each other",
         lambda spec: {"moe", "moe_router"} <= set(spec.cuda_graph.scope),
-        fix="Keep moe, or moe_router; add moe_preprocess to moe_router to capture preprocessing too.",
+        fix="Keep either moe or moe_router. To capture preprocessing too, add moe_preprocess to moe_router.",
         source=f"{CONFIG}:1743",
     ),
     Rule(
@@ -108,7 +108,7 @@ RULES: tuple[Rule, ...] = (
         source=f"{MCORE}transformer/transformer_layer.py:485 (it asks whether the layer has experts before it knows)",
     ),
     MegatronRule(
-        "scope.local_nothing", GRAPH, "local captures a GPT layer on attn, mlp or the empty scope, and nothing on other scopes",
+        "scope.local_nothing", GRAPH, "local captures a GPT layer for attn, mlp or the empty scope, and nothing for other scopes",
         lambda spec: _captures_whole_layers(spec) and not spec.captured_parts,
         fix="Use transformer_engine for router and expert scopes.",
         source=f"{MCORE}transformer/transformer_layer.py:472-486; only Mamba's specs build the layer that knows these "

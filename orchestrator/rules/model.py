@@ -34,7 +34,8 @@ def _router_without_gradient(spec: RunSpec) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "model.sizes", (), "dense layers need their width, and layers with experts the experts' width and how many a token chooses",
+        "model.sizes", (), "dense layers need ffn_hidden_size, and layers with experts need moe_ffn_hidden_size and "
+        "moe_router_topk",
         _missing_sizes,
         fix="Set the fields named to 1 or more.",
         source=ARITHMETIC,
@@ -68,7 +69,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "model.rope_range", (),
-        "llama3 needs a high factor above the low one, and yarn a beta_fast above beta_slow and a rotary_base above 1",
+        "llama3 needs rope_high_freq_factor above rope_low_freq_factor, and yarn needs rope_beta_fast above rope_beta_slow and "
+        "rotary_base above 1",
         _empty_rope_range,
         fix="Leave these fields out for their defaults (4 and 1 for llama3, 32 and 1 for yarn).",
         source="launch/engines/torch_native/layers/rotary.py",
@@ -90,7 +92,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "model.sigmoid", ("model.moe_router_score_function", "model.moe_router_order"),
-        "sigmoid scores need an order that scores before it chooses",
+        "sigmoid scores need a router that computes scores before it chooses experts",
         lambda spec: spec.model.moe_router_score_function == "sigmoid"
         and spec.model.moe_router_order != "softmax_then_topk",
         fix="Set moe_router_order to softmax_then_topk. With sigmoid scores it means sigmoid, then top-k.",

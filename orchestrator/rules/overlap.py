@@ -52,8 +52,8 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "overlap.expert_exchange", (),
-        "the overlap needs ep above 1, dispatcher alltoall, bf16, no recomputation of layers or of moe, and interleaved "
-        "stages where pp is above 1",
+        "the overlap needs ep above 1, dispatcher alltoall and bf16, no full recomputation and none of moe, and interleaved "
+        "stages if pp is above 1",
         _unmet_needs,
         fix="Change the fields named: ep to 2 or more, dispatcher to alltoall, vpp to 2 or more with schedule interleaved, "
         f"precision to bf16, recompute to none or selective, recompute_modules without moe. Or set {EXPERT_OVERLAP} to false.",
@@ -63,7 +63,7 @@ RULES: tuple[Rule, ...] = (
         "overlap.expert_exchange_captured", (EXPERT_OVERLAP, *GRAPH),
         "only transformer_engine's graphs of attn, moe_router and moe_preprocess end before the exchange of tokens",
         _captured_across_exchange,
-        fix="Use transformer_engine with [attn, moe_router, moe_preprocess] or some of them, or set "
+        fix="Use transformer_engine with some or all of [attn, moe_router, moe_preprocess], or set "
         f"{EXPERT_OVERLAP} to false.",
         source=f"{CONFIG}:1898; {MCORE}transformer/transformer_layer.py:1041 (whole layers)",
     ),
@@ -76,9 +76,9 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "overlap.delayed_wgrad_captured", (),
-        "with delay_wgrad_compute no graph may hold attention, nor a router together with a shared expert",
+        "with delay_wgrad_compute, no graph may contain attention or the router of a model with a shared expert",
         _captured_delayed_gradients,
-        fix="Capture moe_router and moe_preprocess alone, or nothing where there is a shared expert, or set "
+        fix="Capture only moe_router and moe_preprocess, or nothing in a model with a shared expert, or set "
         "parallelism.delay_wgrad_compute to false.",
         source="Megatron-LM pull request 3074, megatron/training/arguments.py: it takes transformer-engine 2.12, which "
         "megatron-core 0.16 does not allow, and gradient_accumulation_fusion",

@@ -17,8 +17,8 @@ RULES: tuple[Rule, ...] = (
         ("parallelism.tp", "parallelism.cp", "parallelism.pp", "parallelism.dp", "placement.nodes", "placement.ranks_per_node"),
         "tp * cp * pp * dp must equal nodes * ranks_per_node",
         lambda spec: spec.parallelism.world_size != spec.placement.nodes * spec.placement.ranks_per_node,
-        fix="Choose tp * cp * pp * dp equal to resources.nodes * resources.gpus_per_node. Without dp, it is computed where "
-        "possible.",
+        fix="Choose tp * cp * pp * dp equal to resources.nodes * resources.gpus_per_node. If dp is left out, it is computed "
+        "where possible.",
         source=f"{MCORE}parallel_state.py:738",
     ),
     Rule(
@@ -43,7 +43,7 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "layout.moe_sequence_parallel", ("model.num_moe_experts", "parallelism.tp", "parallelism.sequence_parallel"),
-        "a mixture of experts with tp above 1 trains with sequence_parallel only",
+        "a mixture of experts with tp above 1 needs sequence_parallel",
         lambda spec: spec.model.is_moe and spec.parallelism.tp > 1 and not spec.parallelism.sequence_parallel,
         fix="Set parallelism.sequence_parallel to true, or tp to 1.",
         source=f"{MCORE}transformer/moe/moe_layer.py:379",

@@ -70,14 +70,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "training.schedule",
         ("training.learning_rate", "training.min_learning_rate", "training.learning_rate_warmup_steps", "training.steps"),
-        "the learning rate must reach its peak before training ends, and end no higher",
+        "the learning rate must reach its peak within training, and its minimum cannot exceed its peak",
         _rises,
         fix="Lower min_learning_rate to learning_rate or less and learning_rate_warmup_steps to steps or fewer.",
         source=ARITHMETIC,
     ),
     Rule(
         "training.recompute_modules", ("training.recompute", "training.recompute_modules"),
-        f"recompute=selective takes each of {', '.join(RECOMPUTABLE)} once, and moe holds {' and '.join(sorted(WITHIN_EXPERTS))}",
+        f"recompute=selective takes each of {', '.join(RECOMPUTABLE)} at most once, and moe already contains "
+        f"{' and '.join(sorted(WITHIN_EXPERTS))}",
         _misnamed_modules,
         fix="Set training.recompute_modules=[], or training.recompute=selective, or training.recompute_modules=[moe].",
         source=f"{CONFIG}:1196",
@@ -85,14 +86,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "training.recompute_absent",
         ("training.recompute_modules", "model.num_moe_experts", "model.moe_layer_freq", "model.moe_shared_expert_ffn_hidden_size"),
-        "a module that the model lacks saves nothing: mlp is of dense layers, moe and moe_act of experts",
+        "recomputing a module that the model lacks saves nothing (mlp needs dense layers, moe and moe_act need experts)",
         lambda spec: any(not RECOMPUTABLE[name](spec.model) for name in spec.training.recomputed & RECOMPUTABLE.keys()),
         fix="Set training.recompute_modules=[], or name modules that the model has.",
         source=f"{MCORE}transformer/transformer_layer.py:445, transformer/moe/moe_layer.py:294 (accepted, without effect)",
     ),
     MegatronRule(
         "training.recompute_fp8", ("training.fp8", "training.recompute_modules"),
-        "delayed scales do not support recomputed moe_act and layernorm",
+        "fp8=delayed does not support recomputation of moe_act or layernorm",
         lambda spec: spec.training.fp8 == "delayed" and not spec.training.recomputed.isdisjoint({"layernorm", "moe_act"}),
         fix="Set training.fp8=current, or training.fp8=none, or training.recompute_modules=[].",
         source=f"{CONFIG}:1243",
@@ -109,7 +110,7 @@ RULES: tuple[Rule, ...] = (
         f"a run needs a measured step after its warm-up, {CAPTURE_STEPS} step of capture and {SETTLE_STEPS} to settle",
         lambda spec: spec.training.steps
         < spec.cuda_graph.warmup_steps + CAPTURE_STEPS + SETTLE_STEPS + LEAST_MEASURED_STEPS,
-        fix="Raise training.steps (100 after the capture give a sound comparison), or lower cuda_graph.warmup_steps.",
+        fix="Raise training.steps (EQUIVALENT needs 100 steps after the capture), or lower cuda_graph.warmup_steps.",
         source="docs/rules.md, Measured steps",
     ),
     Rule(
@@ -127,15 +128,15 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "training.fp8_sizes", (),
-        "fp8 needs multiples of 16: the tokens and widths that a rank multiplies in a layer; and of 8: its tokens with "
-        "sequence_parallel",
+        "fp8 needs tokens and widths that are multiples of 16 on each rank, and with sequence_parallel tokens that are "
+        "multiples of 8 after the split",
         _misaligned_fp8_sizes,
         fix="Round the sizes up to such multiples, or set training.fp8 to none.",
         source="transformer_engine 2.11 pytorch/utils.py:443; cuBLASLt, leading dimensions of 8-bit matrices in 16 bytes",
     ),
     MegatronRule(
         "training.deterministic_kernels", ("training.deterministic", f"environment.{ALLOW}"),
-        "deterministic training excludes Transformer Engine kernels that add in no fixed order",
+        "deterministic training excludes Transformer Engine kernels that add numbers in a varying order",
         lambda spec: spec.training.deterministic and spec.environment.get(ALLOW, "0") != "0",
         fix=f"Set environment.{ALLOW} to \"0\" or leave it out, or training.deterministic to false.",
         source=f"{MCORE}extensions/transformer_engine.py:1254",
