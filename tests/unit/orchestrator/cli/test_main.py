@@ -150,7 +150,7 @@ def test_plan_says_which_framework_was_never_run(tmp_path: Path, capsys: pytest.
     (tmp_path / "pretrain_gpt.py").touch()
     on_cpu = ["--executor", "local", "--only", "cuda_graph.impl=none", "resources.device=cpu"]
     assert main(["plan", recipe, *on_cpu, f"command.workdir={tmp_path}"]) == 0
-    assert "never ran framework megatron_lm on any GPU" in capsys.readouterr().out
+    assert "never ran framework" not in capsys.readouterr().out, "it has run on an H200"
 
 
 def test_plan_prints_the_first_batch_scripts(capsys: pytest.CaptureFixture[str]) -> None:
