@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from analysis.memory.forecast import forecast
-from analysis.memory.measured_constants import CONSTANTS, MIB
+from analysis.memory.measured_constants import MEASURED, MIB
 from launch.common.atomic_files import read_json
 from launch.contract.outcomes import RESULTS_INTACT
 from launch.contract.spec import RunSpec
@@ -155,7 +155,7 @@ def _misses(cells: Sequence[Compared]) -> Iterator[str]:
 
 def _constants() -> Iterator[str]:
     yield "## Constants\n\n| constant | engine | value | measured in |\n| --- | --- | --- | --- |"
-    for each in CONSTANTS:
+    for each in vars(MEASURED).values():
         value = f"{each.value / MIB:.0f} MiB" if each.value > MIB else f"{each.value:g}"
         yield f"| {each.name} | {each.engine} | {value} | {each.measured} |"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from analysis.memory import measured_constants as measured
 from analysis.memory.activations import logits_bytes, routed_tokens, tensors_of_width, tokens_of
 from analysis.memory.rank_load import CellLoad, RankLoad
 from analysis.memory.static_memory import Part
@@ -41,13 +40,15 @@ def between_steps(rank: RankLoad, streams: int = 1) -> tuple[Term, ...]:
         Term("weights", state.weights, "{:,} elements x {} bytes", (elements, element), STATE),
         Term("gradients", state.gradients, "{:,} elements x {:g} bytes", (elements, state.gradients / elements), STATE),
         Term("optimizer state", state.optimizer, "{:,} elements x {:.3g} bytes", (elements, own), STATE),
-        times_constant(measured.WORKSPACE, 2 * streams + layers, "allocated", more, (streams, layers)),
+        times_constant(rank.cell.constants.workspace, 2 * streams + layers, "allocated", more, (streams, layers)),
     )
 
 
 def held_bytes(rank: RankLoad, streams: int) -> int:
     """Return the sum of :func:`between_steps`."""
-    return rank.between_steps + (2 * streams + _workspaces_of_layers(rank.cell)) * round(measured.WORKSPACE.value)
+    return rank.between_steps + (2 * streams + _workspaces_of_layers(rank.cell)) * round(
+        rank.cell.constants.workspace.value
+    )
 
 
 def _workspaces_of_layers(cell: CellLoad) -> int:
@@ -64,7 +65,7 @@ def _activations(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
             formula = "{} passes in flight x {:g} layers x {:,.0f} bytes"
             yield Term(f"activations: {part}", rank.passes * kept, formula, each, ACTIVATIONS)
     if rank.expected_imbalance and "experts" not in captured:
-        constant = measured.IMBALANCE
+        constant = rank.cell.constants.imbalance
         values = (mib(rank.passes * rank.kept["experts"]), constant.value)
         yield Term("expert imbalance", rank.expected_imbalance, "{:.0f} MiB x ({:g} - 1)", values, constant.measured)
     if rank.spec.training.recompute == "full":
@@ -175,18 +176,21 @@ def unused_blocks(rank: RankLoad, allocated: int, captured: frozenset[Part] = NO
     They are a fixed size of torch_native's few large blocks, and otherwise a share of the allocated bytes.
     """
     if rank.cell.is_native:
-        most, step = measured.NATIVE_UNUSED, max(0, allocated - held_bytes(rank, 2))
+        most, step = rank.cell.constants.native_unused, max(0, allocated - held_bytes(rank, 2))
         values = (mib(most.value), mib(step))
         formula = "{:.0f} MiB, at most the {:.0f} MiB of a step"
         yield Term("unused blocks", min(round(most.value), step), formula, values, most.measured, "cached")
         return
-    share = measured.MEGATRON_UNUSED
+    share = rank.cell.constants.megatron_unused
     values = (share.value, mib(allocated))
     yield Term(
         "unused blocks", round(share.value * allocated), "{:.0%} of {:.0f} MiB", values, share.measured, "cached"
     )
     if rank.expected_imbalance and "experts" not in captured:
-        changing, kept = measured.CHANGING_BLOCKS, rank.passes * rank.kept["experts"] + rank.expected_imbalance
+        changing, kept = (
+            rank.cell.constants.changing_blocks,
+            rank.passes * rank.kept["experts"] + rank.expected_imbalance,
+        )
         values = (changing.value, mib(kept))
         formula = "{:g} x {:.0f} MiB of experts: each routing needs blocks of other sizes"
         yield Term("changing blocks", round(changing.value * kept), formula, values, changing.measured, "cached")
@@ -194,16 +198,16 @@ def unused_blocks(rank: RankLoad, allocated: int, captured: frozenset[Part] = NO
 
 def outside(cell: CellLoad) -> tuple[Term, ...]:
     """Return the terms of the context, kernels and communicators of a rank of any stage."""
-    layout = cell.spec.parallelism
+    layout, constants = cell.spec.parallelism, cell.constants
     several = layout.world_size > 1
-    kernels = [measured.EAGER_KERNELS] if several else [measured.NATIVE_KERNELS] if cell.is_native else []
+    kernels = [constants.eager_kernels] if several else [constants.native_kernels] if cell.is_native else []
     if not cell.is_native:
-        kernels.append(measured.MEGATRON_KERNELS)
-    terms = [times_constant(constant) for constant in (measured.CONTEXT, *kernels)]
+        kernels.append(constants.megatron_kernels)
+    terms = [times_constant(constant) for constant in (constants.context, *kernels)]
     degrees = (layout.tp, layout.cp, layout.dp, layout.pp, layout.ep)
     if groups := several + sum(degree > 1 for degree in degrees) + (0 if cell.is_native else 4):
         more = ": the world, each kind of parallelism" + ("" if cell.is_native else ", 4 groups of Megatron-Core")
-        terms.append(times_constant(measured.COMMUNICATOR, groups, more=more))
+        terms.append(times_constant(constants.communicator, groups, more=more))
     if layout.pp > 1 or (layout.ep > 1 and layout.dispatcher == "alltoall"):
-        terms.append(times_constant(measured.PEERS))
+        terms.append(times_constant(constants.peers))
     return tuple(terms)

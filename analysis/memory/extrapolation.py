@@ -72,7 +72,7 @@ class ProgramRuns:
         return sorted(points, key=lambda point: point.value)
 
     def _point(self, value: float, runs: Sequence[RunPaths]) -> Point | None:
-        found = [memory for run in runs if (memory := _memory(run))]
+        found = [memory for run in runs if (memory := run_memory(run))]
         phases = {phase: max((run[phase] for run in found if phase in run), key=sum, default=()) for phase in PHASES}
         return Point(value, len(found), {phase: parts for phase, parts in phases.items() if parts}) if found else None
 
@@ -105,7 +105,7 @@ def _differs_at(spec: RunSpec, other: RunSpec, place: int) -> bool:
     return replace(other, command=replace(other.command, flags=own), repeat=spec.repeat) == spec
 
 
-def _memory(run: RunPaths) -> dict[Phase, Bytes] | None:
+def run_memory(run: RunPaths) -> dict[Phase, Bytes] | None:
     """Return the memory of the fullest rank by phase, or None if no attempt has a complete and sound record."""
     for attempt in reversed(run.attempts()):
         try:
@@ -126,7 +126,7 @@ def _memory(run: RunPaths) -> dict[Phase, Bytes] | None:
 
 def _parts(memory: Memory) -> Bytes | None:
     allocated, reserved, outside = memory.peak_allocated, memory.peak_reserved, memory.device_outside
-    if allocated is None or reserved is None or outside is None:
+    if allocated is None or reserved is None or outside is None or reserved + outside <= 0:
         return None
     pool = min(memory.graph_pool or 0, max(0, reserved - allocated))
     return allocated, pool, max(0, reserved - allocated - pool), outside

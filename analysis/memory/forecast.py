@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from analysis.memory.eager_terms import eager_step, outside
 from analysis.memory.graph_terms import graph_executables, layer_capture, layer_replay, step_capture, step_replay
+from analysis.memory.measured_constants import MEASURED, Constants
 from analysis.memory.rank_load import CellLoad, RankLoad
 from analysis.memory.static_memory import state_of_stages
 from analysis.memory.term import Term, total
@@ -60,21 +61,21 @@ class RankForecast:
         return max(sum(term.bytes for term in terms if term.held != "cached") for terms in phases)
 
 
-def fullest_rank(spec: RunSpec) -> RankForecast | None:
+def fullest_rank(spec: RunSpec, constants: Constants = MEASURED) -> RankForecast | None:
     """Return the forecast of the fullest rank, or None for a CPU or an unknown model."""
-    return max(_forecast(spec, every=False), key=lambda rank: rank.peak, default=None)
+    return max(_forecast(spec, constants, every=False), key=lambda rank: rank.peak, default=None)
 
 
-def forecast(spec: RunSpec) -> list[RankForecast]:
+def forecast(spec: RunSpec, constants: Constants = MEASURED) -> list[RankForecast]:
     """Return the forecast of a rank of each pipeline stage, or none for a CPU or an unknown model."""
-    return _forecast(spec, every=True)
+    return _forecast(spec, constants, every=True)
 
 
-def _forecast(spec: RunSpec, every: bool) -> list[RankForecast]:
+def _forecast(spec: RunSpec, constants: Constants, every: bool) -> list[RankForecast]:
     """Return the forecasts. Leave out ranks that cannot be the fullest unless ``every`` is set."""
     if spec.engine == "command" or spec.placement.device != "cuda":
         return []
-    cell = CellLoad(spec)
+    cell = CellLoad(spec, constants)
     ranks = [RankLoad(cell, stage, state) for stage, state in enumerate(state_of_stages(spec))]
     if not every:
         ranks = [rank for rank in ranks if not any(_holds_as_much(other, rank) for other in ranks[: rank.stage])]
@@ -98,7 +99,7 @@ def _phases(rank: RankLoad, around: tuple[Term, ...]) -> Mapping[Phase, tuple[Te
         phases["warmup"] = (*eager, *around)
     if not rank.spec.graphed:
         phases["measure"] = phases["warmup"]
-    around = (*around, graph_executables())
+    around = (*around, graph_executables(rank.cell))
     if implementation.takes_whole_model:
         replay = step_replay(rank)
         phases["capture"] = (*step_capture(rank, eager, replay), *around)

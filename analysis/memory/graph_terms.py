@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analysis.memory import measured_constants as measured
 from analysis.memory.eager_terms import between_steps, step, unused_blocks
-from analysis.memory.rank_load import RankLoad
+from analysis.memory.rank_load import CellLoad, RankLoad
 from analysis.memory.term import Term, mib, times_constant, total
 
 HERE = "analysis/memory/graph_terms.py"
 CALLABLES = "launch/engines/torch_native/graphs/layer_callables.py"
 
 
-def graph_executables() -> Term:
-    return times_constant(measured.GRAPH_EXECUTABLES)
+def graph_executables(cell: CellLoad) -> Term:
+    return times_constant(cell.constants.graph_executables)
 
 
 def layer_capture(rank: RankLoad, eager: Sequence[Term]) -> list[Term]:

@@ -27,34 +27,57 @@ class Constant:
     measured: str
 
 
-CONTEXT = Constant("CUDA context", "both", 527 * MIB, "all reports of one GPU, phase init")
-NATIVE_KERNELS = Constant("kernels", "torch_native", 240 * MIB, "launch_bound, eager, phase measure")
-MEGATRON_KERNELS = Constant(
-    "kernels of Transformer Engine", "megatron", 429 * MIB, "qwen3_8l_megatron, eager, phase teardown"
-)
-EAGER_KERNELS = Constant("kernels loaded at the start", "both", 734 * MIB, "qwen3_8l_parallel, eager, phase init")
-COMMUNICATOR = Constant(
-    "communicators", "both", 480 * MIB, "qwen3_8l_parallel and qwen3_8l_megatron, eager, phase measure"
-)
-PEERS = Constant(
-    "channels between peers", "both", 1800 * MIB, "qwen3_8l_parallel and qwen3_8l_megatron_parallel, eager"
-)
-WORKSPACE = Constant("workspaces", "both", 32 * MIB, "frozen_scalar and qwen3_8l_megatron, eager, phase teardown")
-GRAPH_EXECUTABLES = Constant("graph executables", "both", 80 * MIB, "launch_bound and qwen3_8l, phase capture")
-IMBALANCE = Constant("rows of the fullest rank", "both", 1.3, "qwen3_8l_megatron_parallel, ep=4, eager, phase measure")
-CHANGING_BLOCKS = Constant("changing blocks", "megatron", 1.0, "qwen3_8l_megatron_parallel, dropless, phase measure")
-NATIVE_UNUSED = Constant("unused blocks", "torch_native", 300 * MIB, "launch_bound and qwen3_8l, eager, phase build")
-MEGATRON_UNUSED = Constant("unused blocks", "megatron", 0.04, "qwen3_8l_megatron, eager, phase warmup")
+@dataclass(frozen=True)
+class Constants:
+    """All constants, by name. ``plan --calibrate`` replaces those of SITE by a site's own."""
 
-CONSTANTS = (
-    CONTEXT, NATIVE_KERNELS, MEGATRON_KERNELS, EAGER_KERNELS, COMMUNICATOR, PEERS, WORKSPACE, GRAPH_EXECUTABLES, IMBALANCE,
-    CHANGING_BLOCKS, NATIVE_UNUSED, MEGATRON_UNUSED,
+    context: Constant = Constant("CUDA context", "both", 527 * MIB, "all reports of one GPU, phase init")
+    native_kernels: Constant = Constant("kernels", "torch_native", 240 * MIB, "launch_bound, eager, phase measure")
+    megatron_kernels: Constant = Constant(
+        "kernels of Transformer Engine", "megatron", 429 * MIB, "qwen3_8l_megatron, eager, phase teardown"
+    )
+    eager_kernels: Constant = Constant(
+        "kernels loaded at the start", "both", 734 * MIB, "qwen3_8l_parallel, eager, phase init"
+    )
+    communicator: Constant = Constant(
+        "communicators", "both", 480 * MIB, "qwen3_8l_parallel and qwen3_8l_megatron, eager, phase measure"
+    )
+    peers: Constant = Constant(
+        "channels between peers", "both", 1800 * MIB, "qwen3_8l_parallel and qwen3_8l_megatron_parallel, eager"
+    )
+    workspace: Constant = Constant(
+        "workspaces", "both", 32 * MIB, "frozen_scalar and qwen3_8l_megatron, eager, phase teardown"
+    )
+    graph_executables: Constant = Constant(
+        "graph executables", "both", 80 * MIB, "launch_bound and qwen3_8l, phase capture"
+    )
+    imbalance: Constant = Constant(
+        "rows of the fullest rank", "both", 1.3, "qwen3_8l_megatron_parallel, ep=4, eager, phase measure"
+    )
+    changing_blocks: Constant = Constant(
+        "changing blocks", "megatron", 1.0, "qwen3_8l_megatron_parallel, dropless, phase measure"
+    )
+    native_unused: Constant = Constant(
+        "unused blocks", "torch_native", 300 * MIB, "launch_bound and qwen3_8l, eager, phase build"
+    )
+    megatron_unused: Constant = Constant("unused blocks", "megatron", 0.04, "qwen3_8l_megatron, eager, phase warmup")
+
+
+MEASURED = Constants()
+SITE = (
+    "context", "native_kernels", "megatron_kernels", "eager_kernels", "communicator", "peers", "graph_executables",
+    "native_unused", "megatron_unused",
 )  # fmt: skip
+"""The constants that depend on GPUs, drivers and releases, outside of tensors that torch counts as allocated."""
+
+
+def is_modelled(spec: RunSpec) -> bool:
+    """Return whether the formulas know what the settings of ``spec`` add."""
+    training = spec.training
+    compiled = spec.compiles_whole or training.compile == "whole"
+    return spec.engine != "command" and training.fp8 == "none" and not compiled and spec.parallelism.cp == 1
 
 
 def is_measured(spec: RunSpec) -> bool:
     """Return whether constants were measured for the settings of ``spec``. Without that, ``ERROR`` says nothing of its forecast."""
-    training = spec.training
-    compiled = spec.compiles_whole or training.compile == "whole"
-    release = spec.engine == "torch_native" or (spec.engine == "megatron" and spec.megatron_core == "0.16")
-    return release and training.fp8 == "none" and not compiled and spec.parallelism.cp == 1
+    return is_modelled(spec) and (spec.engine == "torch_native" or spec.megatron_core == "0.16")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from analysis.memory import measured_constants as measured
 from analysis.memory.activations import Rows, expert_rows, layer_bytes, recomputed_bytes, row_bytes, sharded_tokens
+from analysis.memory.measured_constants import MEASURED, Constants
 from analysis.memory.static_memory import BYTES, Part, State, layer_parameters
 from launch.contract.pipeline_stages import layers_of
 from launch.contract.spec import Parallelism, RunSpec
@@ -29,6 +29,7 @@ class CellLoad:
     """What the ranks of all pipeline stages share."""
 
     spec: RunSpec
+    constants: Constants = MEASURED
 
     @cached_property
     def element(self) -> int:
@@ -148,7 +149,7 @@ class RankLoad:
     def expected_imbalance(self) -> int:
         """Bytes that all passes are expected to keep beyond those of an even load of experts."""
         kept = self.passes * self.kept.get("experts", 0)
-        return min(round(kept * (measured.IMBALANCE.value - 1)), self._most_imbalance)
+        return min(round(kept * (self.cell.constants.imbalance.value - 1)), self._most_imbalance)
 
     @cached_property
     def worst_imbalance(self) -> int:

@@ -18,6 +18,7 @@ from orchestrator.plan.planner import check_budget, gpu_hours, make_plan
 from orchestrator.recipe.expand import ResolvedCell, expand, filter_cells
 from orchestrator.recipe.recipe import Recipe, load
 from orchestrator.submit.executor import Executor, outage, resolve_executor, silence
+from orchestrator.sweeps.site_constants import constants_file, read_constants
 from orchestrator.sweeps.store import Store
 from orchestrator.targets.host import this_host
 from orchestrator.targets.profile import load_profile
@@ -31,7 +32,9 @@ def plan_recipe(arguments: argparse.Namespace, target: Target | None = None) -> 
 
 
 def memory_check(arguments: argparse.Namespace, recipe: Recipe, target: Target) -> MemoryCheck:
-    return MemoryCheck(target, ProgramRuns(Store(arguments.store).sweep(recipe.name)))
+    store = Store(arguments.store)
+    constants = read_constants(constants_file(store.root, target.cluster_name))
+    return MemoryCheck(target, constants, ProgramRuns(store.sweep(recipe.name)))
 
 
 def read_named_cluster(arguments: argparse.Namespace) -> Cluster | None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from analysis.memory.calibration import CalibrationResult
 from analysis.memory.forecast import RankForecast
-from analysis.memory.term import Held, Term, total
-from launch.common.text import align, size
+from analysis.memory.measured_constants import MEASURED
+from analysis.memory.term import Held, Term, mib, total
+from launch.common.text import align, count, size
 from launch.contract.plan import Plan
 from orchestrator.plan.memory_check import MemoryCheck
 
@@ -52,6 +55,27 @@ def print_memory(label: str, ranks: Sequence[RankForecast]) -> None:
     if rank.worst_imbalance:
         print(f"\nif every token of its group chose experts of this rank: {size(rank.worst_imbalance)} more")
     print(f"\n{UNKNOWN_ERROR if rank.basis else RELIABILITY}")
+
+
+def print_calibration(result: CalibrationResult, file: Path) -> None:
+    """Print the constants with the runs behind each, the errors before and after, and where they are."""
+    rows = [["constant", "built in", "site", "runs"]]
+    for name, learned in result.site.constants.items():
+        built_in = getattr(MEASURED, name)
+        rows.append([built_in.name, _value(built_in.value), _value(learned.value), str(learned.runs)])
+    print(*align(rows), sep="\n")
+    rows = [[f"error of {count('cell', result.cells)}", "median", "worst"]]
+    for when, (median, worst) in (("before", result.before), ("after", result.after)):
+        rows.append([when, f"{median:.1%}", f"{worst:+.1%}"])
+    print("", *align(rows), sep="\n")
+    if result.is_better:
+        print(f"\nThe error after is of the same cells; others may be off by more. plan reads the constants in {file}")
+    else:
+        print("\nNothing is written: the built-in constants are as good")
+
+
+def _value(value: float) -> str:
+    return f"{mib(value):.0f} MiB" if value > 1 else f"{value:.3g}"
 
 
 def _row(term: Term) -> list[str]:

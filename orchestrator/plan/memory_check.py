@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from analysis.memory.extrapolation import ProgramRuns
 from analysis.memory.forecast import RankForecast, fullest_rank
-from analysis.memory.measured_constants import ERROR, is_measured
+from analysis.memory.measured_constants import ERROR, MEASURED, Constants, is_measured
 from analysis.memory.static_memory import state_bytes
 from launch.common.text import size
 from launch.contract.plan import Cell, Plan, Reason
@@ -28,6 +28,7 @@ class MemoryCheck:
     """The forecasts of a plan's cells, each computed once, against the memory of a target's GPUs."""
 
     target: Target
+    constants: Constants = MEASURED
     program_runs: ProgramRuns | None = None
     _found: dict[str, RankForecast | None] = field(default_factory=dict)
 
@@ -60,7 +61,7 @@ class MemoryCheck:
     def _fullest(self, cell: Cell) -> RankForecast | None:
         if cell.cell_id not in self._found:
             spec, runs = cell.run_spec, self.program_runs
-            self._found[cell.cell_id] = fullest_rank(spec) or (runs.extrapolate(spec) if runs else None)
+            self._found[cell.cell_id] = fullest_rank(spec, self.constants) or (runs.extrapolate(spec) if runs else None)
         return self._found[cell.cell_id]
 
     def _reasons(self, cell: Cell) -> Iterator[Reason]:

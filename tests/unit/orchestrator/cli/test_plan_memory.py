@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from analysis.memory.forecast import fullest_rank
+from analysis.memory.measured_constants import MEASURED, Constants
 from launch.contract.outcomes import OutcomeName
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
@@ -25,7 +27,8 @@ from orchestrator.targets.profile import Profile
 from orchestrator.targets.slurm_cluster import read_cluster
 from tests.planned import cluster
 from tests.planned import plan as planned
-from tests.records import attempt_record, write_attempt
+from tests.records import AttemptRecord, attempt_record, write_attempt, write_sweep
+from tests.schemas import validated
 
 
 @pytest.fixture
@@ -108,7 +111,7 @@ def test_no_graphed_cell_runs_without_its_eager_baseline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: str
 ) -> None:
     ranks = {"eager": 1 << 30, "full_iteration": 1 << 30, large: 90 << 30}
-    forecast = lambda spec: SimpleNamespace(needed=ranks[spec.cuda_graph.label])  # noqa: E731
+    forecast = lambda spec, constants: SimpleNamespace(needed=ranks[spec.cuda_graph.label])  # noqa: E731
     monkeypatch.setattr(memory_check, "fullest_rank", forecast)
     grid = {"cuda_graph.impl": ["none", "full_iteration"]}
     target = replace(cluster(gpu_memory_gib=80), partitions=())
@@ -223,3 +226,78 @@ def test_the_nearest_points_count_and_other_settings_do_not(tmp_path: Path, caps
     assert [line.split("  ")[0] for line in table(capsys, recipe)] == ["34.77 GiB"]
     recipe.write_text(PROGRAM.replace("seed: 7", "seed: 8"))
     assert table(capsys, recipe) == []
+
+
+# --- a site's own constants -----------------------------------------------------------------------------------------
+
+
+def held_by(constants: Constants) -> Callable[[AttemptRecord], None]:
+    """Return an edit of records: the run held in each phase what the forecast with ``constants`` says of phase measure."""
+
+    def edit(record: AttemptRecord) -> None:
+        rank = fullest_rank(record.spec, constants)
+        assert rank is not None
+        for event in (event for event in record.events[0] if "memory" in event):
+            terms = rank.phases.get(event["phase"], rank.phases["measure"])
+            held = {
+                kind: sum(term.bytes for term in terms if term.held == kind)
+                for kind in ("allocated", "pool", "outside")
+            }
+            reserved = sum(term.bytes for term in terms) - held["outside"]
+            event["memory"] |= {
+                "peak_allocated": held["allocated"],
+                "peak_reserved": reserved,
+                "device_outside": held["outside"],
+                "graph_pool": held["pool"],
+            }
+
+    return edit
+
+
+def site(**changes: float) -> Constants:
+    return replace(MEASURED, **{name: replace(getattr(MEASURED, name), value=value) for name, value in changes.items()})
+
+
+def test_calibration_learns_what_a_sweep_shows_and_plans_use_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = site(context=900 << 20, native_kernels=410 << 20, graph_executables=160 << 20)
+    where = ("--store", str(tmp_path))
+    write_sweep(tmp_path / "seen", device="cuda", impls=("full_iteration", "torch"), edit=held_by(other))
+    explained = ("plan", "launch_bound", *where, "--explain", "memory", "full_iteration")
+    assert main([*explained]) == 0
+    built_in = capsys.readouterr().out
+    assert main(["plan", "--calibrate", "seen", *where]) == 0
+    said = capsys.readouterr().out
+    assert main(["plan", "--calibrate", "seen", *where, "--json"]) == 0
+    content = validated("calibration", capsys.readouterr().out)
+    learned = {name: one["value"] for name, one in content["site"]["constants"].items()}
+    # Each run has context and kernels, so that only their sum shows.
+    assert learned["context"] + learned["native_kernels"] == pytest.approx(1310 << 20, rel=0.02)
+    assert learned["graph_executables"] == pytest.approx(160 << 20, rel=0.05)
+    assert "communicator" not in learned and content["site"]["constants"]["graph_executables"]["runs"] == 4
+    assert content["cells"] == 3 and abs(content["after"][1]) < 0.01 < 0.1 < abs(content["before"][1])
+    assert "error of 3 cells" in said and str(tmp_path / "memory_constants.json") in said
+    assert main([*explained]) == 0
+    text = capsys.readouterr().out
+    assert text != built_in and "[6 runs of sweep written]" in text
+
+
+def test_what_a_sweep_cannot_improve_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_sweep(tmp_path / "same", device="cuda", impls=("torch",), edit=held_by(MEASURED))
+    write_sweep(tmp_path / "cpu", device="cpu")
+    assert main(["plan", "--calibrate", "same", "--store", str(tmp_path)]) == 0
+    assert "Nothing is written" in capsys.readouterr().out and not list(tmp_path.glob("*.json"))
+    assert main(["plan", "--calibrate", "cpu", "--store", str(tmp_path)]) == 1
+    assert "no complete run on GPUs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "constants", ['{"context": {"value": -1, "runs": 2}}', '{"of_mars": {"value": 1, "runs": 2}}', "7"]
+)
+def test_damaged_constants_are_named_with_the_fix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], constants: str
+) -> None:
+    (tmp_path / "memory_constants.json").write_text(f'{{"sweep": "x", "constants": {constants}}}')
+    assert main(["plan", "launch_bound", "--store", str(tmp_path), "--executor", "local"]) == 1
+    assert "memory_constants.json" in (said := capsys.readouterr().err) and "plan --calibrate SWEEP" in said
