@@ -85,8 +85,8 @@ def _parser() -> Parser:
     parser.add_argument("--graphed", nargs="+", type=Path, required=True, metavar="FILE")
     parser.add_argument(
         "--perturbed", nargs=1, type=Path, default=(), metavar="FILE",
-        help="an eager run whose first layer's output was moved by one unit in the last place after the capture: DIVERGED "
-        "needs more than its difference",
+        help="an eager run whose first layer's output was moved by one unit in the last place after the capture; DIVERGED "
+        "needs a larger difference than that of this run",
     )  # fmt: skip
     parser.add_argument(
         "--capture-step",

@@ -175,7 +175,7 @@ def read_golden(content: Any) -> Golden:
         *(f"{cell.cell_id}: {said}" for cell in golden.cells for said in _impossible(cell)),
     ]
     if problems:
-        raise RecordError(f"{'; '.join(problems)}: no report says so")
+        raise RecordError(f"{'; '.join(problems)}: no report can contain this")
     return golden
 
 
@@ -188,7 +188,7 @@ def _impossible(cell: GoldenCell) -> Iterator[str]:
     """Yield each entry of ``cell`` that no report can contain, and that would hide a regression."""
     failed_as_expected = cell.outcome == cell.expect.outcome and cell.outcome not in RESULTS_INTACT
     if cell.graphed and cell.verdict is None and not (failed_as_expected or cell.outcome == "NOT RUN"):
-        yield f"verdict is null of a graphed cell that ended {cell.outcome}, expected {cell.expect.text}"
+        yield f"verdict is null for a graphed cell that ended {cell.outcome}, expected {cell.expect.text}"
     if cell.memory and not math.isfinite(cell.memory.peak):
         yield f"memory.peak is {cell.memory.peak}, not a number of bytes"
     if cell.speed:

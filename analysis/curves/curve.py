@@ -167,7 +167,9 @@ def _find_columns(at: str, names: Sequence[str]) -> dict[Column, str]:
     for column, usual in NAMES.items():
         found = [str(column)] if column in names else [name for name in names if letters(name) in usual]
         if len(found) > 1:
-            raise CurveError(f"{at}: {found[0]!r} and {found[1]!r} may both be the {column}; name one of them {column}")
+            raise CurveError(
+                f"{at}: {found[0]!r} and {found[1]!r} may both be the {column}; rename one of them to {column}"
+            )
         if found:
             columns[column] = found[0]
         elif column == "grad_norm":

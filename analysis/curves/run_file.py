@@ -82,7 +82,7 @@ def _read_log(path: Path) -> Iterator[Row]:
     counts = not any("step" in row for _, row in rows)
     if counts and len(ranks) > 1:
         raise CurveError(
-            f"{path}: lines of {', '.join(sorted(ranks)[:4])} without step numbers; leave the lines of one rank"
+            f"{path}: lines of {', '.join(sorted(ranks)[:4])} without step numbers; keep only the lines of one rank"
         )
     for place, (at, row) in enumerate(rows):
         yield at, {"step": place, **row} if counts else row

@@ -219,5 +219,5 @@ def _checked(name: str, folder: str) -> str:
         RecordError: the path would not be in ``folder``.
     """
     if not is_folder_name(name):
-        raise RecordError(f"{name!r} is no name of a folder in {folder}")
+        raise RecordError(f"{name!r} is not the name of a folder in {folder}")
     return name

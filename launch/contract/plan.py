@@ -187,7 +187,7 @@ def _id_faults(plan: Plan) -> Iterator[str]:
     names |= {name for bundle in plan.all_bundles for name in (bundle.bundle_id, *bundle.run_ids)}
     for name in sorted({plan.name, *names}):
         if not is_folder_name(name):
-            yield f"{name!r} is no name of a folder"
+            yield f"{name!r} is not the name of a folder"
 
 
 def _run_faults(cells: Iterable[Cell], bundles: Iterable[PlannedBundle]) -> Iterator[str]:

@@ -201,4 +201,6 @@ def check_input(name: str, captured: torch.Tensor, given: torch.Tensor) -> None:
         before, now = getattr(captured, what), getattr(given, what)
         if before != now:
             before, now = (tuple(before), tuple(now)) if what == "shape" else (before, now)
-            raise ReplayError(f"{name} has {what} {now}, and was captured with {before}: a replay repeats the capture")
+            raise ReplayError(
+                f"{name} has {what} {now}, but was captured with {before}, and a replay repeats the capture"
+            )

@@ -70,7 +70,7 @@ class GraphCounter:
         if not self.graphs:
             what = "CUDA graph" if self._cuda else "compiled function"
             return CaptureError(
-                f"the program made no {what} in {phases.steps} steps: check that the arguments of these graphs turn them on"
+                f"the program made no {what} in {phases.steps} steps: check that its arguments turn graphs on"
             )
         return CaptureError(
             f"the program still captured graphs in the last of {phases.steps} steps: give every step the same shapes (pad "

@@ -35,12 +35,12 @@ class Optimizers:
         """Write a digest of the parameters, which shows whether the optimizer changes any."""
         parameters = list(_parameters(self._seen.values()))
         if not parameters:
-            recorder.note("no optimizer was seen, so whether parameters change is unknown")
+            recorder.note("no optimizer was seen, so it is unknown whether parameters change")
             return
         try:
             recorder.write("parameters", digest=digest_parameters(parameters))
         except (RuntimeError, TypeError, KeyError, NotImplementedError) as error:
-            recorder.note(f"parameters have no digest, so whether they change is unknown: {error}")
+            recorder.note(f"parameters have no digest, so it is unknown whether they change: {error}")
 
 
 def identity(optimizer: torch.optim.Optimizer) -> int:

@@ -69,4 +69,4 @@ def judge_verdicts(bundle: BundlePaths, give_up: Callable[[], object]) -> None:
             if code is None
             else f"exit code {code}; {bundle.early_stop_log} shows why"
         )
-        sys.stderr.write(f"whether verdicts are settled is unknown ({why}): the bundle goes on\n")
+        sys.stderr.write(f"it is unknown whether verdicts are settled ({why}), so the bundle goes on\n")

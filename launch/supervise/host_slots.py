@@ -111,7 +111,7 @@ def slot_folders() -> list[Path]:
             else f"{places[-1]} is no folder: create it"
         )
         raise EnvironmentFault(
-            f"this host's slots need a folder of your own; {found}, or set {VARIABLE} in every shell to a folder of yours"
+            f"this host's slots need a folder of your own; {found}, or set {VARIABLE} in every shell to a folder that you own"
         )
     return private
 

@@ -189,7 +189,7 @@ def supervise(folder: str) -> None:
     job = Allocation.here() if order.step is not None else None
     if order.step is not None and job is None:
         raise SystemExit(
-            f"bundle {order.bundle_id} needs a Slurm job, and this process is in none (SLURM_JOB_ID is not set)"
+            f"bundle {order.bundle_id} needs a Slurm job, but this process is not in one (SLURM_JOB_ID is not set)"
         )
     deadline = time.monotonic() + (LOCK_SECONDS if job is not None else 0.0)
     while (lock := Lock.try_acquire(bundle.lock)) is None:

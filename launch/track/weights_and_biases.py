@@ -263,7 +263,7 @@ def publish_report(sweep: SweepPaths, settings: TrackSettings, say: Callable[[st
         run.finish()
         _remove_superseded(run)
         if session.mode == "offline":
-            say("offline, so runs get no verdict in their summaries; the run analysis has all")
+            say("offline, so runs get no verdict in their summaries; the run analysis has all of them")
         else:
             add_verdicts(f"{run.entity}/{run.project}", sweep_token(sweep.tracking), content, say)
 

@@ -175,7 +175,7 @@ def check_devices(ranks: int, visible: int) -> None:
     """
     if visible < ranks and visible != 1:
         raise EnvironmentFault(
-            f"{ranks} ranks run on this node, and each sees {visible} GPUs: it must see {ranks}, or only its own"
+            f"{ranks} ranks run on this node, but each sees {visible} GPUs: it must see at least {ranks}, or only its own"
         )
 
 

@@ -149,8 +149,8 @@ def _capture_blockers(advice: Advice) -> list[str]:
         blocks.append(table(("where", "what", "per step", "fix"), map(_finding_row, advice.capture_blockers)))
     if advice.unplaced_waits > 0:
         blocks.append(
-            f"The host waited {advice.unplaced_waits:g} times per step more than PyTorch reports lines for. Events, streams or "
-            "libraries may cause such waits."
+            f"The host waited another {advice.unplaced_waits:g} times per step in places that PyTorch does not report. Events, "
+            "streams or libraries may cause such waits."
         )
     if len(blocks) == 1:
         waits = "" if advice.on_cpu else "no line made the host wait, "

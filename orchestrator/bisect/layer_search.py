@@ -51,10 +51,14 @@ class FirstFault:
         """Return what is at fault, given that everything before it agrees. ``names`` are the model's layers."""
         if not self.result.is_gradient:
             layer = with_article(self.result.layer)
-            return f"Everything before agrees up to rounding: {layer} computes another result from the same input."
+            return (
+                f"Everything before it agrees up to rounding, so {layer} computes another result from the same input."
+            )
         later = names[self.result.position + 1 :]
         culprit = f"the backward pass of {with_article(later[0])}" if later else "the output layer or the loss"
-        return f"All outputs and the gradients of later layers agree up to rounding: {culprit} computes another result."
+        return (
+            f"All outputs and the gradients of later layers agree up to rounding, so {culprit} computes another result."
+        )
 
 
 def start_search(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> LayerSearch:
@@ -136,7 +140,7 @@ def _sentences(first: FirstFault | None, checks: StepChecks | None, lacking: str
         size = first.difference
         return [
             f"First to differ: step {first.step}, the {first.result.name}{_ranks(first.ranks, spec)}.",
-            f"It differs by {size.difference:.2g} of its norm, where rounding explains {NOISE_MULTIPLE * size.noise:.2g}.",
+            f"It differs by {size.difference:.2g} of its norm, but rounding explains only {NOISE_MULTIPLE * size.noise:.2g}.",
             first.explain(layer_names(spec.model.num_layers)),
         ]
     if checks is None:

@@ -50,7 +50,7 @@ def start_search(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> S
         message = f"there is no smaller set to try: {_explain_no_candidates(whole, left_out)} (its runs: {description})"
         raise input_error(cell.cell_id, message, f"{PROGRAM} advise RECIPE lists implementations that capture parts")  # fmt: skip
     if status is None or status.status != "fails":
-        fix = "name a run that DIVERGED or failed and whose eager baseline did neither"
+        fix = "name a run that DIVERGED or failed although its eager baseline did not"
         raise cause_unknown(plan, cell, status, "cause its failure", fix)
     raise_if_rejected(cell.cell_id, left_out.get(whole.cuda_graph, ()))
     return ScopeSearch(plan, cell, status.description, status.failure, candidates, left_out)

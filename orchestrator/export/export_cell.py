@@ -85,10 +85,10 @@ NOT_EXPRESSED: Sequence[tuple[str, Callable[[RunSpec], bool], str]] = (
     ("model.weights", lambda spec: spec.model.weights != "random", "name a checkpoint of the target's own format"),
     (
         "parallelism.cp", lambda spec: spec.parallelism.cp > 1 and not spec.model.attends_to_all,
-        "set cp_comm_type to a2a by hand; the default supports neither windows nor sinks",
+        "set cp_comm_type to a2a by hand; the default supports no windows or sinks",
     ),
     ("training.learning_rate_warmup_steps", lambda spec: spec.training.learning_rate_warmup_steps > 0,
-     "Megatron's warm-up is one step behind"),
+     "the warm-up of Megatron's learning rate is one step behind"),
     ("training.compile", lambda spec: spec.training.compile != "none",
      "only torch_native compiles; Megatron's own fusions are on"),
     ("training.attention_backend", lambda spec: spec.training.attention_backend in ("sdpa", "flex"),

@@ -371,7 +371,7 @@ def _notes(flags: Flags, spec: RunSpec) -> Iterator[str]:
             section, _, key = field.partition(".")
             yield f"{_flag(name, ())} is not given; the recipe has {field}={getattr(getattr(spec, section), key)}"
     if DROPS in flags and "moe_paged_stash" not in flags:
-        yield f"--{DROPS.replace('_', '-')} without --moe-paged-stash: Megatron-Core 0.19.2 drops tokens above it and says nothing"
+        yield f"--{DROPS.replace('_', '-')} without --moe-paged-stash: Megatron-Core 0.19.2 silently drops tokens above it"
     if unknown:
         yield f"without a counterpart in a recipe: {', '.join(_flag(name, flags[name]) for name in unknown)}"
 

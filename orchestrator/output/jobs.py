@@ -60,7 +60,7 @@ def slurm_faults(jobs: Jobs) -> list[str]:
     """Return a line for each part of Slurm that does not answer."""
     lines = [f"{jobs.fault}; states are as last known"] if jobs.fault else []
     if not jobs.accounting:
-        lines.append("sacct keeps no accounts here: only the run's records and squeue show how a job ended")
+        lines.append("Slurm keeps no accounting here, so only the run's records and squeue show how a job ended")
     return lines
 
 
@@ -69,7 +69,10 @@ def doubtful_jobs(jobs: Jobs) -> list[str]:
     if not jobs.doubtful:
         return []
     job_ids = ", ".join(sorted(jobs.doubtful)[:5]) + (", ..." if len(jobs.doubtful) > 5 else "")
-    return [f"job {job_ids}: no longer in squeue, its end not yet recorded; certain after {GRACE_SECONDS:g} s"]
+    return [
+        f"job {job_ids}: no longer in squeue, and its end is not recorded yet; its state is certain after "
+        f"{GRACE_SECONDS:g} s"
+    ]
 
 
 def blocked_jobs(states: Mapping[str, RunState]) -> list[str]:

@@ -39,8 +39,9 @@ def warn_missing_programs(problems: Sequence[Problem]) -> None:
 def warn_two_scripts(eager: str, graphed: str) -> None:
     if eager != graphed:
         sys.stderr.write(
-            f"--eager runs {eager or 'no script'} and --graphed {graphed or 'no script'}: whatever else differs between these "
-            "programs counts as an effect of the graphs\n    let one script turn its graphs on by a flag or a variable\n"
+            f"--eager runs {eager or 'no script'} and --graphed {graphed or 'no script'}, so any other difference between "
+            "these programs looks like an effect of graphs\n    use one script that turns its graphs on by a flag or a "
+            "variable\n"
         )
 
 
@@ -69,7 +70,7 @@ def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[
         _print_runs(bundle, cells)
         _print_commands({cells[run_id].cell_id: cells[run_id] for run_id in bundle.run_ids}.values())
     if plan.bundles_if_needed:
-        print("\nonly if a verdict needs it, since eager repeats are equal to the bit and graphed runs are not:")
+        print("\nonly if a verdict needs it, because eager repeats are equal to the bit and graphed runs are not:")
     for bundle in plan.bundles_if_needed:
         _print_runs(bundle, cells)
     _print_batch_scripts(scripts)
@@ -80,7 +81,7 @@ def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[
         _print_reasons(heading, [(cell.label, cell.reasons) for cell in plan.cells if cell.state == state])
     specs = [(cell.label, cell.run_spec) for cell in plan.cells if cell.state != "rejected"]
     faults = [(label, found) for label, spec in specs if (found := known_faults(spec))]
-    _print_reasons("known to compute wrong results, which a verdict is expected to show", faults)
+    _print_reasons("known to compute wrong results (a verdict should show it)", faults)
     _print_memory(plan, memory)
     if hours:
         print(f"\nat most {hours:.2f} GPU hours, if every run takes its time limit")

@@ -16,7 +16,7 @@ Axes = dict[str, tuple[Tree, ...]]
 _GRID = "sweep.grid."
 _EXAMPLE_SWEEP = "sweep: {grid: {training.precision: [fp32, bf16]}}"
 _EXAMPLE_POINTS = "write points: [{parallelism.dp: 2}, {parallelism.dp: 4}]"
-_WRONG_POINTS = Flaw("not a list of mappings, at least one", _EXAMPLE_POINTS)
+_WRONG_POINTS = Flaw("not a list of at least one mapping", _EXAMPLE_POINTS)
 
 
 def read_axes(swept: Mapping[str, Any], source: SourceFields) -> Axes:
@@ -42,7 +42,7 @@ def _check_place(place: str) -> Flaw:
     """Return what is wrong with a ``place`` that is neither in the grid nor the list of points."""
     name = place.removeprefix("sweep.")
     if place in ("sweep", "sweep.grid"):
-        return Flaw("not a mapping of axes, at least one", f"leave it out, or write {_EXAMPLE_SWEEP}")
+        return Flaw("not a mapping of at least one axis", f"leave it out, or write {_EXAMPLE_SWEEP}")
     if name.startswith("points."):
         return _WRONG_POINTS
     if PATCH.check_name(name) is None:

@@ -66,7 +66,7 @@ def poll_jobs(sweep: SweepPaths, scheduler: JobMonitor) -> Jobs:
     while not _is_certain(sweep, submissions, jobs := scheduler.look(submissions)):
         if not scheduler.answers():
             fault = jobs.fault or "squeue does not answer"
-            raise SystemFault(f"{fault}; without it nobody knows what runs. Try again later")
+            raise SystemFault(f"{fault}; the state of jobs is unknown without it. Try again later")
         time.sleep(POLL_SECONDS)
     return jobs
 
@@ -251,8 +251,8 @@ def _refusal(refused: Refused, array: Array, profile: Profile, before: int) -> O
     kept = f" ({before} bundles submitted before it continue)" if before else ""
     if _UNREACHED.search(str(refused)) or not refused.certain:
         return SystemFault(
-            f"Slurm did not answer sbatch: {refused}{kept}. Run the command again: it checks which jobs Slurm has, and "
-            "submits what is missing"
+            f"Slurm did not answer sbatch: {refused}{kept}. Run the command again. It checks which jobs Slurm has, and submits "
+            "the missing ones"
         )
     asked = f"{len(array.bundles)} x {array.request.nodes} nodes for {array.request.minutes} min"
     return input_error(f"profile {profile.name}" if profile.name else "", f"sbatch rejects {asked}: {refused}{kept}",

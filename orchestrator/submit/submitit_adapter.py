@@ -88,7 +88,7 @@ def submit_bundles(job: BatchJob) -> str:
         Refused: sbatch failed, or its answer names no job.
     """
     if shutil.which("srun") is None:
-        raise SystemFault("srun is not on PATH here, and jobs are started by it; load Slurm's commands")
+        raise SystemFault("srun is not on PATH here, but ranks are started by it; load Slurm's commands")
     executor = _executor(job)
     job.folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -97,7 +97,9 @@ class JobMonitor:
         """
         listed = self._listed()
         if listed is None:
-            raise SystemFault(f"{self._squeue.fault}; without it nobody knows what has been submitted. Try again later")
+            raise SystemFault(
+                f"{self._squeue.fault}; it is unknown without it which jobs have been submitted. Try again later"
+            )
         text = self._accounts(since, f"--name={name}")
         jobs = [*listed, *parse_sacct(text, self._sacct.separator)]
         late = since - CLOCKS_APART
@@ -117,8 +119,8 @@ class JobMonitor:
         others = named - {self._cluster}
         if others and self._cluster is not None:
             raise SystemFault(
-                f"jobs of this sweep are of Slurm cluster {min(others)!r}, and the one that answers here is "
-                f"{self._cluster!r}: type it on a login node of {min(others)!r}, or set SLURM_CONF to its"
+                f"jobs of this sweep are on Slurm cluster {min(others)!r}, but cluster {self._cluster!r} answers here: run the "
+                f"command on a login node of {min(others)!r}, or set SLURM_CONF to the configuration of that cluster"
             )
 
     def _ask(self, asked: Mapping[str, _SubmittedJob]) -> Jobs:

@@ -154,7 +154,7 @@ def judge_node(found: Mapping[str, Any], wants_gpu: bool, begun: float, ended: f
     yield _check_store(found)
     skew = max(begun - found["time"], found["time"] - ended, 0.0)
     late = skew > MOST_SKEW_SECONDS
-    fix = "have the site synchronize clocks (chrony): times of records are compared" if late else ""
+    fix = "ask the site to synchronize clocks (chrony), since times of records are compared" if late else ""
     yield Check("clock", "warn" if late else "pass", f"{skew:.1f} s from this host's", fix)
     yield from _judge_gpus(found, wants_gpu)
 
@@ -188,7 +188,7 @@ def _judge_gpus(found: Mapping[str, Any], wants_gpu: bool) -> Iterator[Check]:
         cuda = found["versions"].get("cuda")
         seen = f"PyTorch finds none; {driver}, {f'CUDA {cuda}' if cuda else 'no CUDA in this PyTorch'}"
         fix = "install a PyTorch with a CUDA that the driver supports (nvidia-smi prints it)" if wants_gpu else ""
-        yield Check("GPUs", "fail" if wants_gpu else "warn", seen, fix or "graphs need one: runs here are on the CPU")
+        yield Check("GPUs", "fail" if wants_gpu else "warn", seen, fix or "graphs need a GPU; runs here use the CPU")
         return
     yield Check(
         "GPUs",

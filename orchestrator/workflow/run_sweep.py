@@ -204,8 +204,8 @@ def _check_results_stay(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
     results = sum(state.outcome is not None and state.outcome.results_intact for state in states)
     if results:
         message = (
-            f"sweep {plan.name!r} has {count('run', results)} with results of {earlier.recipe_file}, and this recipe "
-            f"({plan.recipe_file}, with its overrides) has none of its runs: the report would lose them all"
+            f"sweep {plan.name!r} has {count('run', results)} with results of {earlier.recipe_file}, but this recipe "
+            f"({plan.recipe_file}, with its overrides) has none of its runs, so the report would lose them all"
         )
         free = next(
             name for k in itertools.count(2) if not paths.root.with_name(name := f"{plan.name[:60]}-{k}").exists()

@@ -62,7 +62,7 @@ def test_a_divergence_from_equal_eager_repeats_needs_a_perturbed_run_that_is_run
     done = copied.run(*command)
     assert done.returncode == ExitCode.INCONCLUSIVE, done.stdout + done.stderr
     (perturbed,) = read_plan(copied.sweep("pairs")).runs_if_needed
-    assert f"{perturbed} is still to be run" in done.stdout and "1 run to start; 4 on disk" in done.stdout
+    assert f"{perturbed} has not run yet" in done.stdout and "1 run to start; 4 on disk" in done.stdout
     assert copied.states("pairs") == dict.fromkeys([*copied.run_ids("pairs"), perturbed], "COMPLETED")
     report = (copied.sweep("pairs").report / "report.md").read_text()
     assert "eager repeats and the perturbed run differ among themselves" in report

@@ -129,8 +129,8 @@ def test_recompilation_undoes_the_proof() -> None:
 @pytest.mark.parametrize(
     ("batch", "said"),
     [
-        (torch.zeros(4, 1, 8, dtype=torch.int64), r"shape \(4, 1, 8\), and was captured with \(4, 1, 9\)"),
-        (torch.zeros(4, 1, 9, dtype=torch.int32), r"dtype torch\.int32, and was captured with torch\.int64"),
+        (torch.zeros(4, 1, 8, dtype=torch.int64), r"shape \(4, 1, 8\), but was captured with \(4, 1, 9\)"),
+        (torch.zeros(4, 1, 9, dtype=torch.int32), r"dtype torch\.int32, but was captured with torch\.int64"),
     ],
     ids=["shape", "dtype"],
 )

@@ -325,7 +325,7 @@ def test_a_batch_of_another_shape_is_refused_with_both() -> None:
     steps = graphed(ATTENTION)
     for step in range(STEPS):
         steps.run(step, BATCH)
-    with pytest.raises(ReplayError, match=r"the batch has shape \(4, 2, 8\), and was captured with \(4, 2, 9\)"):
+    with pytest.raises(ReplayError, match=r"the batch has shape \(4, 2, 8\), but was captured with \(4, 2, 9\)"):
         steps.run(STEPS, BATCH[..., :-1])
 
 

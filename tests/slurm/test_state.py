@@ -158,7 +158,7 @@ def test_without_accounts_states_are_right(site: Site) -> None:
     assert done.returncode == 0, done.stdout
     gone = orphaned(site, "gone")
     wait_until(lambda: site.states("gone")[gone] == "FAILED", 60, "its job to be gone", site.queue)
-    assert "sacct keeps no accounts here" in site.run("status", "gone").stdout
+    assert "Slurm keeps no accounting here" in site.run("status", "gone").stdout
     site.run("report", "gone")
     assert site.outcome("gone", gone).failure_class == "JOB_GONE"
 

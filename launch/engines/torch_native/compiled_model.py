@@ -68,7 +68,7 @@ def compile_errors_as(setting: str, error: type[OrchestratorError]) -> Iterator[
             raise
         raise error(
             f"{setting} could not compile the model: {type(failure).__name__}: {_summarize(str(failure))}; "
-            f"{setting.partition('=')[0]}=none does without"
+            f"{setting.partition('=')[0]}=none needs no compilation"
         ) from failure
 
 

@@ -115,7 +115,7 @@ class StepLines:
         ended, wanted = self.ended, self.last
         if ended < wanted and replays > ended:
             return (
-                f"{ended} of {wanted} optimizer steps were seen, but {replays} replays of graphs: where a graph holds the "
+                f"{ended} of {wanted} optimizer steps were seen, but {replays} replays of graphs: if a graph contains the "
                 "optimizer, call launch.observe.step(loss=..., grad_norm=...) at the end of each step"
             )
         if ended < wanted:

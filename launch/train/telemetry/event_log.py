@@ -63,7 +63,7 @@ class Recorder:
     def _reset_peaks(self) -> None:
         if self._peaks_reset and not memory.reset_peaks(self.device):
             self._peaks_reset = False
-            self.note("host memory peaks cannot be reset here: they cover the process, not a phase")
+            self.note("host memory peaks cannot be reset here, so they cover the process and not a phase")
 
     def _turn_clocks(self) -> Clocks | None:
         """Return the clocks of the phase that ends, or None on a CPU, for the first phase, or if unknown."""

@@ -12,12 +12,12 @@ VERBS = {
     "report": "rebuild the report of a sweep from its records",
     "compare": "compare a sweep with an earlier one or with a golden file",
     "bisect": "find the smallest set of captured parts with which a run still fails",
-    "logs": "print the steps of a run, and the log of the first failing rank, else of rank 0",
+    "logs": "print the steps of a run and the log of the rank that failed first, or of rank 0",
     "cancel": "cancel the runs of a sweep, or only those you name",
     "resume": "continue a sweep that did not finish",
-    "prune": "delete old sweeps, or with --keep reports what their reports do not need",
+    "prune": "delete old sweeps, or with --keep reports only the files that their reports do not need",
     "doctor": "check this host, or with --cluster a Slurm cluster and one of its nodes",
-    "init": "print a recipe or a cluster profile to begin with, or the recipe of a Megatron-LM command line",
+    "init": "print a recipe or a cluster profile to start from, or the recipe of a Megatron-LM command line",
     "export": "print the cells of a recipe as flags of Megatron-LM or Megatron Bridge",
 }
 """Summary of each verb, in the order of ``--help``."""

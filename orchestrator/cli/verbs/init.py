@@ -13,7 +13,7 @@ from orchestrator.recipe.recipe import find_recipe
 from orchestrator.targets.profile import find_profile
 
 EXAMPLE = "init --from-megatron-flags 'pretrain_gpt.py --num-layers 8 --hidden-size 1024 ...' > recipe.yaml"
-NOTE = "What a recipe does not express of the flags is listed on standard error, one per line.\n\n"
+NOTE = "Flags that a recipe cannot express are listed on standard error, one per line.\n\n"
 
 
 def add_arguments(parser: Parser) -> None:

@@ -103,7 +103,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     """
     subject, name = arguments.explain
     if subject != "memory":
-        raise input_error("--explain", f"{subject!r} is nothing that a plan explains", "write --explain memory CELL")
+        raise input_error("--explain", f"a plan cannot explain {subject!r}", "write --explain memory CELL")
     recipe = load_recipe(arguments)
     cell = _find_cell(filter_cells(expand(recipe, "cuda"), arguments.only), name)
     if reasons := violations(cell.spec):
@@ -124,7 +124,7 @@ def _find_cell(cells: Sequence[ResolvedCell], name: str) -> ResolvedCell:
     found = exact or [cell for cell, own in names if any(one.startswith(name) for one in own)]
     if len(found) != 1:
         fix = f"name one by its label or id: {first_names([cell.label for cell in found or cells], 10)}"
-        raise input_error("--explain memory", f"{name!r} is {count('cell', len(found))} of the recipe", fix)
+        raise input_error("--explain memory", f"{name!r} matches {count('cell', len(found))} of the recipe", fix)
     return found[0]
 
 

@@ -67,7 +67,7 @@ def _write_exports(paths: SweepPaths, junit: Path | None, golden_file: Path | No
         write_json(golden_file, golden_to_json(golden))
         for cell in golden.cells:
             if (found := judge_alone(cell)).change != "changed":
-                said = f"{cell.label}: {found.kind}; a comparison does not call the same worse"
+                said = f"{cell.label}: {found.kind}; a later sweep with the same result will not count as worse"
                 print(f"{golden_file}: {said}", file=sys.stderr)
         for speed in unsure_speeds(golden.cells):
             print(f"{golden_file}: cannot detect a speed loss of {SPEED_LOSS:.0%} for {speed}", file=sys.stderr)

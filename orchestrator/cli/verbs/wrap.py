@@ -59,7 +59,8 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--steps", type=int, default=FOR_COMMANDS["steps"], metavar="N",
-        help="number of optimizer steps to compare; the program must take them, on a GPU three more (default: %(default)s)",
+        help="number of optimizer steps to compare; the program must take that many, and on a GPU three more "
+        "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--ranks",
@@ -70,7 +71,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--allow-difference", action="append", default=[], metavar="NAME",
-        help="compare runs that differ in NAME of the provenance, such as settings.NCCL_ALGO; may be repeated",
+        help="let runs differ in this field of their provenance, such as settings.NCCL_ALGO; may be repeated",
     )  # fmt: skip
     add_margins(parser)
     add_budget(parser)
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.from_logs:
         return _report_logs(arguments)
     if arguments.capture_step is not None:
-        raise input_error("--capture-step", "it is for logs alone", "add --from-logs, or leave it out")
+        raise input_error("--capture-step", "it is only for logs", "add --from-logs, or leave it out")
     workdir = Path.cwd()
     code = describe_code(workdir)["digest"]
     eager, graphed = _only("--eager", arguments.eager), _only("--graphed", arguments.graphed)
@@ -122,7 +123,7 @@ def _report_logs(arguments: argparse.Namespace) -> int:
             fix = "leave it out: each file is a repeat, and is compared as it is"
             raise input_error(f"--{option.replace('_', '-')}", "it is for commands, not for logs", fix)
     if len(graphed) > len(eager):
-        fix = "name an eager log for each: without one, nothing says what graphs changed"
+        fix = "name an eager log for each, since nothing else shows what graphs changed"
         raise input_error("--graphed", f"{len(graphed)} logs, but {len(eager)} eager ones", fix)
     if copies := _find_copies([*eager, *graphed]):
         raise InputError(copies)
@@ -146,7 +147,7 @@ def _find_copies(logs: Sequence[Path]) -> list[Problem]:
     return [
         Problem(
             str(copy),
-            f"it is {log} byte for byte: one is a copy",
+            f"it equals {log} byte for byte, so one is a copy",
             "name a log of another run, with the time of each step",
         )
         for log, copy in combinations(logs, 2)

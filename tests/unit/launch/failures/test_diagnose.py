@@ -137,7 +137,7 @@ def test_what_cuda_refuses_in_a_capture(name: str, code: str, text: str) -> None
         ("RuntimeError", 'captures_underway.empty() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":3941, please report a bug to PyTorch.', "CAPTURE_FAILED", "ALLOC_CAPTURE"),
         ("RuntimeError", 'it->second->use_count > 0 INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":2630, please report a bug to PyTorch.', "CAPTURE_FAILED", "ALLOC_CAPTURE"),
         ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139.72 GiB of which 1.56 MiB is free.", "CUDA_OOM", "OOM_CAPTURE"),
-        ("ReplayError", "the batch has shape (2, 1, 64), and was captured with (2, 1, 65): a replay repeats the capture", "FAILED", "REPLAY"),
+        ("ReplayError", "the batch has shape (2, 1, 64), but was captured with (2, 1, 65), and a replay repeats the capture", "FAILED", "REPLAY"),
         ("ValueError", "No dot product attention backend is available for the provided inputs. Please run with NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 to find out the reasons for disabling all backends.", "ENVIRONMENT", "ATTENTION_BACKEND"),
         ("RuntimeError", "No available kernel. Aborting execution.", "ENVIRONMENT", "ATTENTION_BACKEND"),
         ("CaptureError", "cuda_graph.impl='torch_compile' could not compile the model: BackendCompilerFailed: ...", "CAPTURE_FAILED", "CAPTURE"),

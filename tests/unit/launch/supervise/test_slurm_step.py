@@ -114,7 +114,7 @@ def test_a_rank_sees_a_gpu_for_each_rank_of_its_node_or_its_own(ranks: int, visi
 
 @pytest.mark.parametrize(("ranks", "visible"), [(8, 4), (4, 2), (2, 0)])
 def test_a_rank_that_sees_too_few_gpus_says_both_numbers(ranks: int, visible: int) -> None:
-    with pytest.raises(EnvironmentFault, match=f"^{ranks} ranks run on this node, and each sees {visible} GPUs"):
+    with pytest.raises(EnvironmentFault, match=f"^{ranks} ranks run on this node, but each sees {visible} GPUs"):
         check_devices(ranks, visible)
 
 
@@ -177,7 +177,7 @@ def test_a_bundle_of_a_cluster_is_refused_where_there_is_no_job(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     order = BundleOrder("bundle", "workload", (("run-r0", 1),), Limits(), 0, (), step=Step(1, 1, 1, "python3"))
     write_json(BundlePaths(tmp_path).order, order)
-    with pytest.raises(SystemExit, match="needs a Slurm job, and this process is in none"):
+    with pytest.raises(SystemExit, match="needs a Slurm job, but this process is not in one"):
         supervise(str(tmp_path))
     assert not BundlePaths(tmp_path).lock.exists()
 
@@ -215,6 +215,6 @@ def test_a_bundle_goes_on_where_its_verdicts_cannot_be_judged(
     bundle = SweepPaths(tmp_path).bundle("bundle")
     write_json(bundle.order, BundleOrder("bundle", "w", (("run-r0", 1),), Limits(), 0, (), looks=("run-r0",)))
     supervise(bundle.path)
-    assert f"whether verdicts are settled is unknown ({why}" in capfd.readouterr().err
+    assert f"it is unknown whether verdicts are settled ({why}" in capfd.readouterr().err
     assert seconds == 0 or "plan.json" in bundle.early_stop_log.read_text()
     assert bundle.sweep.run("run-r0").attempt(1).has_ended

@@ -255,7 +255,7 @@ def test_a_clean_step_says_so(tmp_path: Path) -> None:
 def test_waits_that_no_line_explains_are_not_clean(tmp_path: Path) -> None:
     advice, text = advice_on(tmp_path, inspected(Inspection((WAIT,), KERNELS, waits=6.0)))
     assert advice.unplaced_waits == 2.0
-    assert "waited 2 times per step more" in text and NOTHING_BREAKS not in text
+    assert "waited another 2 times per step" in text and NOTHING_BREAKS not in text
     assert "this time says little about launches" in text
 
 

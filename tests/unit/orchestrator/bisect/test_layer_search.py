@@ -121,18 +121,18 @@ def test_a_late_failure_is_sought_in_some_of_the_steps_before_it(tmp_path: Path)
 
 FIRST: list[tuple[LayerResult, str]] = [
     (result("decoder layer 2", 1),
-     "the output of decoder layer 2, micro-batch 1. It differs by 0.001 of its norm, where rounding explains 6e-06. Everything "
-     "before agrees up to rounding: decoder layer 2 computes another result from the same input."),
+     "the output of decoder layer 2, micro-batch 1. It differs by 0.001 of its norm, but rounding explains only 6e-06. Everything "
+     "before it agrees up to rounding, so decoder layer 2 computes another result from the same input."),
     (result("embedding"),
-     "the output of the embedding, micro-batch 0. It differs by 0.001 of its norm, where rounding explains 6e-06. Everything "
-     "before agrees up to rounding: the embedding computes another result from the same input."),
+     "the output of the embedding, micro-batch 0. It differs by 0.001 of its norm, but rounding explains only 6e-06. Everything "
+     "before it agrees up to rounding, so the embedding computes another result from the same input."),
     (result("decoder layer 1", is_gradient=True),
-     "the gradient of the output of decoder layer 1, micro-batch 0. It differs by 0.001 of its norm, where rounding explains "
-     "6e-06. All outputs and the gradients of later layers agree up to rounding: the backward pass of decoder layer 2 computes "
+     "the gradient of the output of decoder layer 1, micro-batch 0. It differs by 0.001 of its norm, but rounding explains only "
+     "6e-06. All outputs and the gradients of later layers agree up to rounding, so the backward pass of decoder layer 2 computes "
      "another result."),
     (result("final norm", is_gradient=True),
-     "the gradient of the output of the final norm, micro-batch 0. It differs by 0.001 of its norm, where rounding explains "
-     "6e-06. All outputs and the gradients of later layers agree up to rounding: the output layer or the loss computes another "
+     "the gradient of the output of the final norm, micro-batch 0. It differs by 0.001 of its norm, but rounding explains only "
+     "6e-06. All outputs and the gradients of later layers agree up to rounding, so the output layer or the loss computes another "
      "result."),
 ]  # fmt: skip
 

@@ -298,7 +298,7 @@ def test_wrong_input_is_exit_code_1_and_changes_nothing(
 def test_commands_that_run_two_scripts_are_told_apart(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
     for graphed, said in (("b.sh", True), ("a.sh --graphs", False)):
         assert main(["wrap", "--eager", "sh a.sh", "--graphed", f"sh {graphed}"]) == 1
-        assert ("--eager runs a.sh and --graphed b.sh: " in (caught := capsys.readouterr().err)) is said
+        assert ("--eager runs a.sh and --graphed b.sh, so " in (caught := capsys.readouterr().err)) is said
         assert f"{elsewhere}: no file a.sh in it on this host" in caught
 
 
@@ -470,7 +470,7 @@ def test_junit_has_the_times_of_the_runs(elsewhere: Path) -> None:
         ("bundles", ["a-r0", "b-r0"], "run 'a-r0' is in 0 cells and 1 bundle; run 'b-r0' is in 0 cells and 1 bundle"),
         ("bundles", [], "is in 1 cell and 0 bundles"),
         ("cells", ["a-r0", "a-r0"], "run 'a-r0' is in 2 cells and 0 bundles"),
-        (None, ["../../elsewhere"], "'../../elsewhere' is no name of a folder"),
+        (None, ["../../elsewhere"], "'../../elsewhere' is not the name of a folder"),
     ],
 )
 def test_a_plan_whose_runs_contradict_each_other_is_refused_in_one_message(
@@ -529,7 +529,7 @@ def test_no_id_of_a_plan_leads_out_of_the_store(capsys: pytest.CaptureFixture[st
         ["resume", "evil", "--executor", "local"],
     ):
         assert main(command) == 2
-        assert "'../../../outside' is no name of a folder" in capsys.readouterr().err
+        assert "'../../../outside' is not the name of a folder" in capsys.readouterr().err
     assert [path.name for path in elsewhere.iterdir()] == ["sweeps"]
 
 
@@ -542,7 +542,7 @@ def test_an_order_of_a_name_that_no_folder_has_is_one_message(
     sweep.bundle("b").order.write_text(json.dumps(dataclasses.asdict(half)))
     for command in (["cancel", "evil"], ["prune", "evil"]):
         assert main(command) == 2
-        assert capsys.readouterr().err.endswith("is no name of a folder in runs\n")
+        assert capsys.readouterr().err.endswith("is not the name of a folder in runs\n")
 
 
 def test_no_device_is_replaced_by_a_report(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
@@ -560,7 +560,7 @@ def test_an_order_cannot_lead_out_of_the_store(elsewhere: Path) -> None:
     outside = BundleOrder("b", "w", (("../../../outside", 1),), Limits(), 1, ("cpu0",))
     write_json(order, dataclasses.asdict(outside))
     supervised = python("-m", "launch.supervise.supervisor", str(order.parent), cwd=elsewhere)
-    assert supervised.returncode != 0 and "'../../../outside' is no name of a folder" in supervised.stderr
+    assert supervised.returncode != 0 and "'../../../outside' is not the name of a folder" in supervised.stderr
     assert [path.name for path in elsewhere.iterdir()] == ["sweeps"]
 
 
@@ -734,7 +734,10 @@ def test_report_names_what_a_comparison_with_a_golden_file_cannot_find(
     write_sweep(elsewhere / "sweeps" / "then", steps=30, repeats=1, edit=nan_late)
     main(["report", "then", "--golden", "golden.json"])
     verdict, *_ = capsys.readouterr().err.splitlines()
-    assert verdict == "golden.json: torch_compile, lr 0.001: unsound records; a comparison does not call the same worse"
+    assert (
+        verdict
+        == "golden.json: torch_compile, lr 0.001: unsound records; a later sweep with the same result will not count as worse"
+    )
 
     write_sweep(elsewhere / "sweeps" / "now", steps=30, repeats=1)
     main(["report", "now", "--golden", "golden.json"])

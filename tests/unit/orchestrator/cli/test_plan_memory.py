@@ -143,9 +143,9 @@ def test_plan_explains_the_memory_of_a_cell(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_what_cannot_be_explained_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'nothing' is 0 cells of the recipe" in explain(capsys, "nothing")
+    assert "'nothing' matches 0 cells of the recipe" in explain(capsys, "nothing")
     several = explain(capsys, "torch.attn")
-    assert "'torch.attn' is 2 cells" in several and "label or id: torch.attn, ep=4; torch.attn, tp=2" in several
+    assert "'torch.attn' matches 2 cells" in several and "label or id: torch.attn, ep=4; torch.attn, tp=2" in several
     assert "its ranks are on CPUs" in explain(capsys, "eager, dp=1", "tiny_moe", "resources.device=cpu")
     assert "cannot work: " in explain(capsys, "transformer_engine", "tiny_moe", "--only", "parallelism.dp=1")
     assert main(["plan", "tiny_moe", "--explain", "time", "eager"]) == 1

@@ -99,7 +99,7 @@ def test_what_a_recipe_does_not_express_is_said() -> None:
     notes = "\n".join(read_command(COMMAND).notes)
     assert "--attention-dropout is not given, so it is 0.1; the recipe's is 0.0" in notes
     assert "--hidden-dropout" not in notes
-    assert "without --moe-paged-stash: Megatron-Core 0.19.2 drops tokens above it" in notes
+    assert "without --moe-paged-stash: Megatron-Core 0.19.2 silently drops tokens above it" in notes
     assert "without a counterpart in a recipe: --log-interval 1" in notes
 
 

@@ -76,7 +76,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:6: training.enable_autocast = true", "autocasts", "training.precision: bf16"),
             ("r.yaml:7: cuda_graph.num_warmup_iters = 11", "PyTorch's DDP", "cuda_graph.warmup_steps: 3"),
             ("r.yaml:8: cuda_graph_share_io_buffers = true", "share buffers by themselves", "leave it out"),
-            ("r.yaml:9: cuda_graph_use_single_mempool = true", "captures training alone", "leave it out"),
+            ("r.yaml:9: cuda_graph_use_single_mempool = true", "captures only training", "leave it out"),
             ("r.yaml:10: cuda_graph_num_warmup_steps = 3", "no such field", "write cuda_graph.warmup_steps"),
         ],
     ),
@@ -97,7 +97,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:3: training.steps = null", "not a whole number", "leave it out"),
             ("r.yaml:4: parallelism = null", "empty section", "leave it out, or give it fields: tp, pp"),
             ("r.yaml:5: engine = null", "not one of torch_native, megatron", "write one of them"),
-            ("r.yaml:6: sweep = null", "not a mapping of axes, at least one", "leave it out"),
+            ("r.yaml:6: sweep = null", "not a mapping of at least one axis", "leave it out"),
             ("r.yaml:7: environment = null", "not a mapping", "environment: {NAME"),
         ],
     ),
@@ -197,7 +197,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
     "an axis inside a sweep that is none": (
         "sweep: 3\nsweep.grid.training.seed: ['${training.steps}']\n",
         [
-            ("r.yaml:3: sweep = 3", "not a mapping of axes", "grid"),
+            ("r.yaml:3: sweep = 3", "not a mapping of at least one axis", "grid"),
             ("r.yaml:4: sweep.grid.training.seed", "sweep.grid.training.seed is given twice", "keep one"),
         ],
     ),
@@ -265,15 +265,15 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:3: sweep.gird.training.seed", "no such field", ""),
         ],
     ),
-    "an empty sweep": ("sweep: {}\n", [("r.yaml:3: sweep = {}", "not a mapping of axes, at least one", "leave it out")]),
+    "an empty sweep": ("sweep: {}\n", [("r.yaml:3: sweep = {}", "not a mapping of at least one axis", "leave it out")]),
     "empty axes": (
         "sweep: {grid: {}, points: []}\n",
-        [("r.yaml:3: sweep.grid = {}", "not a mapping of axes, at least one", "leave it out"), ("sweep.points = []", "at least one", "points: [")],
+        [("r.yaml:3: sweep.grid = {}", "not a mapping of at least one axis", "leave it out"), ("sweep.points = []", "at least one", "points: [")],
     ),
-    "a sweep that is a list": ("sweep: [a]\n", [("r.yaml:3: sweep = ", "not a mapping of axes", "grid")]),
+    "a sweep that is a list": ("sweep: [a]\n", [("r.yaml:3: sweep = ", "not a mapping of at least one axis", "grid")]),
     "a grid that is a list, points that are a mapping": (
         "sweep: {grid: [1], points: {a: 1}}\n",
-        [("sweep.grid = [1]", "not a mapping of axes", "grid"), ("sweep.points.a = 1", "not a list of mappings", "points")],
+        [("sweep.grid = [1]", "not a mapping of at least one axis", "grid"), ("sweep.points.a = 1", "not a list of at least one mapping", "points")],
     ),
     "two axes over one field": (
         "sweep: {grid: {cuda_graph: [{impl: torch}], cuda_graph.impl: [local]}, points: [{cuda_graph_impl: none}]}\n",

@@ -113,7 +113,7 @@ def test_what_does_not_answer_is_said() -> None:
         "squeue has not answered since 12:00:00 (x); states are as last known"
     ]
     (line,) = slurm_faults(Jobs(accounting=False))
-    assert "no accounts here" in line
+    assert "no accounting here" in line
     (line,) = doubtful_jobs(Jobs(doubtful=frozenset(map(str, range(10, 20)))))
     assert line.startswith("job 10, 11, 12, 13, 14, ...: no longer in squeue")
 

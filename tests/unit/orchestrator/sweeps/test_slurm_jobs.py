@@ -373,7 +373,7 @@ def test_a_queue_that_does_not_answer_changes_nothing_and_is_said(
         faults.add(scheduler.look([submission()]).fault)
     (fault,) = faults
     assert fault.startswith("squeue has not answered since ") and "(connect failure)" in fault
-    with pytest.raises(SystemFault, match="nobody knows what has been submitted"):
+    with pytest.raises(SystemFault, match="it is unknown without it which jobs have been submitted"):
         scheduler.find("token", NOW)
     programs.queue({})
     assert list(looks(scheduler, clock, (100_001,))) == ["RUNNING"], "only now it is missed"

@@ -59,7 +59,7 @@ def test_a_needed_run_is_a_job_of_its_own_after_all_others_have_ended(
     assert carry_out() == list(runs[2:]), "the others first, each beside its partner"
     report(sweep)
     assert main(["status", found.name, "--store", str(tmp_path)]) == 0
-    assert f"{needed} is still to be run" in capsys.readouterr().out
+    assert f"{needed} has not run yet" in capsys.readouterr().out
     assert main(["status", found.name, "--json", "--store", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["needed_runs"] == [needed]
     end_runs(sweep, found, runs[3:])
@@ -70,4 +70,4 @@ def test_a_needed_run_is_a_job_of_its_own_after_all_others_have_ended(
     capsys.readouterr()
     assert main(["status", found.name, "--store", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "still to be run" not in out and "5 COMPLETED" in out
+    assert "has not run yet" not in out and "5 COMPLETED" in out
