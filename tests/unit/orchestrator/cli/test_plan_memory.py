@@ -165,7 +165,10 @@ repeats: 2
 
 
 def run_with_layers(folder: Path, layers: Mapping[int, int], outcome: OutcomeName = "COMPLETED") -> Path:
-    """Write a recipe and its runs, whose tensors have ``layers[n]`` MiB with n layers. Return the recipe's file."""
+    """Write a recipe and its runs. Return the recipe's file.
+
+    Tensors have ``layers[n]`` MiB with n layers, and 1 GiB more with graphs.
+    """
     recipe, sweep_paths = folder / "mine.yaml", SweepPaths(folder / "sweeps" / "mine")
     recipe.write_text(PROGRAM)
     (folder / "train.py").touch()
@@ -174,11 +177,12 @@ def run_with_layers(folder: Path, layers: Mapping[int, int], outcome: OutcomeNam
             for repeat in range(2):
                 record = attempt_record(replace(cell.spec, repeat=repeat))
                 record.outcome = replace(record.outcome, outcome=outcome) if record.outcome else None
+                held = tensors + 1024 * cell.spec.graphed
                 for event in record.events[0]:
                     if "memory" in event:
                         event["memory"] |= {
-                            "peak_allocated": tensors << 20,
-                            "peak_reserved": tensors + 100 << 20,
+                            "peak_allocated": held << 20,
+                            "peak_reserved": held + 100 << 20,
                             "device_outside": 500 << 20,
                             "graph_pool": 0,
                         }
@@ -197,7 +201,7 @@ def test_two_observed_points_of_a_program_are_extrapolated_linearly(
     """3000 MiB + 1000 MiB a layer, beside 600 MiB that do not grow."""
     recipe = run_with_layers(tmp_path, {2: 5000, 4: 7000})
     where = ("--store", str(tmp_path / "sweeps"))
-    assert table(capsys, recipe) == ["34.77 GiB  whole  (extrapolated from 4 runs)"]
+    assert table(capsys, recipe) == ["35.77 GiB  whole  (extrapolated from 4 runs)"]
     assert main(["plan", str(recipe), *where, "--explain", "memory", "eager"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("eager: 34.77 GiB of GPU memory on a rank, in phase ") and "docs/results" not in text
@@ -223,7 +227,7 @@ def test_without_two_points_nothing_is_known_of_a_program(
 
 def test_the_nearest_points_count_and_other_settings_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = run_with_layers(tmp_path, {1: 9000, 8: 11000, 16: 19000, 64: 99000})
-    assert [line.split("  ")[0] for line in table(capsys, recipe)] == ["34.77 GiB"]
+    assert [line.split("  ")[0] for line in table(capsys, recipe)] == ["35.77 GiB"]
     recipe.write_text(PROGRAM.replace("seed: 7", "seed: 8"))
     assert table(capsys, recipe) == []
 
@@ -258,6 +262,11 @@ def site(**changes: float) -> Constants:
     return replace(MEASURED, **{name: replace(getattr(MEASURED, name), value=value) for name, value in changes.items()})
 
 
+def peaks(capsys: pytest.CaptureFixture[str], *where: str) -> dict[str, int]:
+    assert main(["plan", "launch_bound", *where, "--json"]) == 0
+    return {cell_id: rank["peak"] for cell_id, rank in json.loads(capsys.readouterr().out)["memory"].items()}
+
+
 def test_calibration_learns_what_a_sweep_shows_and_plans_use_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +276,7 @@ def test_calibration_learns_what_a_sweep_shows_and_plans_use_it(
     explained = ("plan", "launch_bound", *where, "--explain", "memory", "full_iteration")
     assert main([*explained]) == 0
     built_in = capsys.readouterr().out
+    before = peaks(capsys, *where)
     assert main(["plan", "--calibrate", "seen", *where]) == 0
     said = capsys.readouterr().out
     assert main(["plan", "--calibrate", "seen", *where, "--json"]) == 0
@@ -281,6 +291,7 @@ def test_calibration_learns_what_a_sweep_shows_and_plans_use_it(
     assert main([*explained]) == 0
     text = capsys.readouterr().out
     assert text != built_in and "[6 runs of sweep written]" in text
+    assert all(peak > before[cell_id] for cell_id, peak in peaks(capsys, *where).items())
 
 
 def test_what_a_sweep_cannot_improve_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
