@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from launch.common.atomic_files import number, parse_json, read_json_lines
@@ -18,6 +20,16 @@ Metric = Literal["loss", "grad_norm"]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
+
+# Possessive quantifiers (++, *+, ?+) match faster. Numbers of up to 18 digits fit in 64 bits.
+_INTEGER, _NORM = rb"(-?+(?:0|[1-9]\d{0,17}+))", rb"((?:0|[1-9]\d*+)\.\d++(?:e[-+]\d++)?+)"
+_FLOAT = b"(-?+" + _NORM[1:]
+_LINE = re.compile(
+    rb'^{"step": %b, "loss": %b, "grad_norm": %b, "step_time_ms": %b, "tokens": %b, "phase": "([a-z]*+)"}$'
+    % (_INTEGER, _FLOAT, _NORM, _FLOAT, _INTEGER),
+    re.MULTILINE,
+)
+"""A line as runs write it, with finite numbers. It is valid JSON with the right types."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,9 @@ def read_steps(paths: AttemptPaths) -> Steps:
         whole = read_regular(paths.metrics).rpartition(b"\n")[0]
     except FileNotFoundError:
         return no_steps()
+    # A pattern and Arrow's conversion read lines in half the time of a JSON parser.
+    if len(found := _LINE.findall(whole)) == whole.count(b"\n") + 1:
+        return _convert(found)
     try:
         # Parsing the whole file at once is four times as fast as line by line.
         lines = parse_json(b"[" + whole.replace(b"\n", b",") + b"]")
@@ -70,6 +85,14 @@ def read_steps(paths: AttemptPaths) -> Steps:
         tokens=_integers(columns["tokens"]),
         phase=np.array(list(map(str, columns["phase"])), dtype="U8"),
     )
+
+
+def _convert(lines: Sequence[tuple[bytes, ...]]) -> Steps:
+    """Return the steps of ``lines``, which are matches of :data:`_LINE`."""
+    step, loss, grad_norm, step_time_ms, tokens, phase = zip(*lines, strict=True)
+    integers = pa.array(step + tokens, pa.string()).cast(pa.int64()).to_numpy().reshape(2, -1)
+    floats = pa.array(loss + grad_norm + step_time_ms, pa.string()).cast(pa.float64()).to_numpy().reshape(3, -1)
+    return Steps(integers[0], floats[0], floats[1], floats[2], integers[1], np.array(phase, "S8").astype("U8"))
 
 
 def _integers(values: Sequence[Any]) -> Integers:
