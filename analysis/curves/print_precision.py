@@ -99,7 +99,7 @@ def differences_below_precision(verdict: Verdict, coarse: Mapping[Metric, PrintP
     metric, precision = next(iter(coarse.items()))
     relative = " of it" if metric == "grad_norm" else ""
     reason = (
-        f"the {METRIC_NAMES[metric]} is recorded in units of {precision.unit:.3g}{relative} ({precision.file}), and its margin is "
-        f"{margins.of(metric):g}{relative}: a difference within the margin does not show"
+        f"the {METRIC_NAMES[metric]} is recorded in units of {precision.unit:.3g}{relative} ({precision.file}), so a difference "
+        f"within its margin of {margins.of(metric):g}{relative} does not show"
     )
     return Verdict("INCONCLUSIVE", reason, _MORE_DIGITS, verdict.evidence)

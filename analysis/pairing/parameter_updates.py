@@ -10,7 +10,7 @@ from analysis.records.run import Attempt
 from analysis.verdict.verdict import Verdict
 
 _CAPTURE = "capture without the optimizer, and check whether a replay updates the parameters that it captured"
-_TRAIN = "give the steps after the capture a learning rate (training.learning_rate), or train for more steps"
+_TRAIN = "set a learning rate above 0 for the steps after the capture (training.learning_rate), or train for more steps"
 
 
 def check_updates(eager: Attempt, graphed: Attempt) -> Verdict | None:

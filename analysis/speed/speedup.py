@@ -36,7 +36,7 @@ from analysis.speed.confidence_interval import (
     pairs_to_narrow,
 )
 from analysis.speed.pair_speed import PairSpeed
-from analysis.speed.trend import HORIZON, later_ratios
+from analysis.speed.trend import later_ratios
 from launch.contract.model_flops import model_flops
 from launch.contract.spec import RunSpec
 
@@ -293,8 +293,8 @@ def _other_intervals(
         ),
         (
             (low * least, high * most),
-            f"the speed-up changes within the window, and with its levels and its trend {HORIZON} windows later the interval "
-            "is {}; measure more steps",
+            "the speed-up changes within the window, and with an allowance for its levels and its trend the interval is {}; "
+            "measure more steps",
         ),
     )
 

@@ -128,7 +128,7 @@ def _kernels(kernels: Kernels) -> list[str]:
     return [
         f"{kernels.number:,.0f} kernels per step, {kernels.share_below(SHORT_US):.0%} of them under {SHORT_US:g} us; their "
         f"median is {kernels.median_us:.1f} us. By duration: {_histogram(kernels)}.",
-        *([f"The longest by name, {total:.2f} ms per step in total:", table(("kernel", "per step", "time"), rows)] if rows else []),
+        *([f"The longest kernels by name, {total:.2f} ms per step:", table(("kernel", "per step", "time"), rows)] if rows else []),
     ]  # fmt: skip
 
 

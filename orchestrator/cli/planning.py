@@ -100,7 +100,7 @@ def find_target(arguments: argparse.Namespace, executor: Executor, profile: str)
     if arguments.cluster is not None:
         raise input_error(
             "--cluster",
-            f"{arguments.cluster}: profiles are for Slurm, and the runs would start on this host",
+            f"{arguments.cluster}: profiles are for Slurm, but the runs would start on this host",
             "leave it out, or submit with --executor slurm",
         )
     if arguments.executor == "auto" and (reason := outage()):

@@ -135,8 +135,8 @@ def _notes(spec: RunSpec) -> Iterator[str]:
         )
     if spec.training.gradient_precision != "fp32":
         yield (
-            f"training.gradient_precision={spec.training.gradient_precision}: mixed_precision overrules "
-            "ddp.grad_reduce_in_fp32; set it by hand where a recipe names one"
+            f"training.gradient_precision={spec.training.gradient_precision}: mixed_precision overrides "
+            "ddp.grad_reduce_in_fp32; set it by hand if the recipe has a mixed_precision"
         )
     if _splits_layers_only(spec):
         yield (

@@ -245,7 +245,9 @@ def _number(flags: Flags, name: str, default: int = 0) -> int:
     words = flags.get(name, [str(default)] if default else [])
     if _is_number(words) and len(words) == 1:
         return int(words[0])
-    message = "it is not a positive whole number" if name in flags else "it is missing, and other values follow from it"
+    message = (
+        "it is not a positive whole number" if name in flags else "it is missing, but other values are computed from it"
+    )
     raise input_error(_flag(name, words), message, f"write for example {_flag(name, ['8'])}")
 
 

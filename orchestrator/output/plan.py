@@ -22,7 +22,7 @@ MOST_SCRIPTS = 3
 
 
 def warn_unused_cluster(profile: str) -> None:
-    sys.stderr.write(f"cluster {profile!r} is ignored: profiles are for Slurm, and the runs start on this host\n")
+    sys.stderr.write(f"cluster {profile!r} is ignored: profiles are for Slurm, but the runs start on this host\n")
 
 
 def warn_outage(reason: str) -> None:
@@ -70,7 +70,9 @@ def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[
         _print_runs(bundle, cells)
         _print_commands({cells[run_id].cell_id: cells[run_id] for run_id in bundle.run_ids}.values())
     if plan.bundles_if_needed:
-        print("\nonly if a verdict needs it, because eager repeats are equal to the bit and graphed runs are not:")
+        print(
+            "\nperturbed runs, started only if a verdict needs them (eager repeats are equal to the bit, but graphed runs are not):"
+        )
     for bundle in plan.bundles_if_needed:
         _print_runs(bundle, cells)
     _print_batch_scripts(scripts)

@@ -37,7 +37,7 @@ RULES: tuple[Rule, ...] = (
         "model.sizes", (), "dense layers need ffn_hidden_size, and layers with experts need moe_ffn_hidden_size and "
         "moe_router_topk",
         _missing_sizes,
-        fix="Set the fields named to 1 or more.",
+        fix="Set the named fields to 1 or more.",
         source=ARITHMETIC,
     ),
     Rule(

@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = (
         "the overlap needs ep above 1, dispatcher alltoall and bf16, no full recomputation and none of moe, and interleaved "
         "stages if pp is above 1",
         _unmet_needs,
-        fix="Change the fields named: ep to 2 or more, dispatcher to alltoall, vpp to 2 or more with schedule interleaved, "
+        fix="Change the named fields: ep to 2 or more, dispatcher to alltoall, vpp to 2 or more with schedule interleaved, "
         f"precision to bf16, recompute to none or selective, recompute_modules without moe. Or set {EXPERT_OVERLAP} to false.",
         source=f"{CONFIG}:1847; megatron-core 0.19.2 transformer/transformer_config.py:2698 (moe; without effect in 0.16)",
     ),

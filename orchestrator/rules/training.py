@@ -124,7 +124,7 @@ RULES: tuple[Rule, ...] = (
         "training.fp8_precision", ("training.fp8", "training.precision"), "fp8 needs a model that computes in bf16",
         lambda spec: spec.training.fp8 != "none" and spec.training.precision != "bf16",
         fix="Set training.precision to bf16, or training.fp8 to none.",
-        source="megatron-bridge 0.3.1 training/mixed_precision.py, which combines fp8 with 16 bits alone",
+        source="megatron-bridge 0.3.1 training/mixed_precision.py, which combines fp8 only with 16-bit precisions",
     ),
     MegatronRule(
         "training.fp8_sizes", (),

@@ -216,7 +216,7 @@ def read_order(bundle: BundlePaths) -> BundleOrder | None:
         return None
     except (RecordError, TypeError, ValueError) as error:
         raise SystemFault(
-            f"{bundle.order}: not an order of this version ({_reason(error)}); delete it, then resume the sweep"
+            f"{bundle.order}: not a bundle of this version ({_reason(error)}); delete it, then resume the sweep"
         ) from error
 
 

@@ -83,7 +83,9 @@ class Profile:
     gpus: Literal["gres", "gpus_per_node", "none"] = _row("gres", replaces=("gpus-per-node", "gpus-per-socket", "gres"))
     """How jobs request GPUs. "none" is for sites that allocate whole nodes and reject both options."""
     gpu_type: str | None = _row(
-        check=_matches(r"[\w.-]+", "not a type of GPU", "write it as in Gres=gpu:TYPE:8 of `scontrol show node`")
+        check=_matches(
+            r"[\w.-]+", "not a type of GPU", "copy TYPE from Gres=gpu:TYPE:8 in the output of `scontrol show node`"
+        )
     )
     gpu_memory_gib: float | None = _row(check=interval_check(ABOVE_ZERO))
     """Memory of one GPU. A cell that needs more by forecast is set aside."""
@@ -195,7 +197,7 @@ def find_profile(name: str) -> Path:
     """
     folders = _folders()
     if (path := find_yaml(name, folders)) is None:
-        fix = f"{suggest_yaml(name, folders)}; put your own into the first"
+        fix = f"{suggest_yaml(name, folders)}; put your own profile into the first of these folders"
         raise input_error("cluster", f"no profile {name!r}", fix)
     return path
 

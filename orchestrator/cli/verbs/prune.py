@@ -25,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
         "--older-than",
         type=non_negative("number of days"),
         metavar="DAYS",
-        help="only sweeps whose last run ended before",
+        help="only sweeps whose last run ended more than DAYS days ago",
     )
     parser.add_argument(
         "--keep",

@@ -499,7 +499,9 @@ def test_what_is_printed_too_coarsely_shows_nothing(
         said = judged(capsys, files[:2], files[2:])
         assert said.startswith("INCONCLUSIVE\n")
         assert (
-            f"in units of {10**-decimals:g} (" in said and "margin is 0.001: " in said and "print nine digits" in said
+            f"in units of {10**-decimals:g} (" in said
+            and "margin of 0.001 does not show" in said
+            and "print nine digits" in said
         )
 
 

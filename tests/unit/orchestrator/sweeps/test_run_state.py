@@ -178,7 +178,7 @@ def test_a_damaged_outcome_is_none_and_a_damaged_order_is_a_fault(sweep: Sweep) 
     sweep.order((1, 1))
     taken(sweep.paths.queue_lock)
     sweep.bundle.order.write_text('{"schedule": []}')
-    with pytest.raises(SystemFault, match=r"bundle\.json: not an order of this version .*; delete it"):
+    with pytest.raises(SystemFault, match=r"bundle\.json: not a bundle of this version .*; delete it"):
         sweep.states()
 
 
