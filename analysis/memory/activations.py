@@ -68,7 +68,19 @@ def sharded_tokens(spec: RunSpec) -> int:
 
 
 def layer_bytes(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
-    """Return the bytes that a layer keeps per micro-batch, by its parts, with an even load of experts."""
+    """Return the bytes that a layer keeps per micro-batch, by its parts, with an even load of experts.
+
+    Hidden dropout keeps a mask, one byte for each element, of what attention and of what the MLP or the experts add. Fused
+    attention draws its mask again.
+    """
+    kept = _bytes_without_masks(spec, has_experts)
+    if spec.model.hidden_dropout:
+        for part in ("attention", "experts" if has_experts else "mlp"):
+            kept[part] += sharded_tokens(spec) * spec.model.hidden_size
+    return kept
+
+
+def _bytes_without_masks(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
     model, element = spec.model, BYTES[spec.training.precision]
     kept: dict[Part, int] = {"attention": _attention(spec, element)}
     shared = model.moe_shared_expert_ffn_hidden_size
@@ -92,7 +104,7 @@ def recomputed_bytes(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
     normed = tokens * model.hidden_size * element if "layernorm" in modules else 0
     softmax = tokens * model.num_attention_heads // layout.tp * FP32 if "core_attn" in modules else 0
     less: dict[Part, int] = {"attention": normed + softmax}
-    kept = layer_bytes(spec, has_experts)
+    kept = _bytes_without_masks(spec, has_experts)
     if "mlp" in kept:
         whole = ("shared_experts" if has_experts else "mlp") in modules
         less["mlp"] = kept["mlp"] - tokens * model.hidden_size * element if whole else normed

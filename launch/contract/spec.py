@@ -71,6 +71,8 @@ class Model:
     window_size: int = 0
     window_attn_skip_freq: int = 0
     attention_sinks: bool = False
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
     num_moe_experts: int = 0
     moe_router_topk: int = 0
     moe_ffn_hidden_size: int = 0
@@ -90,6 +92,11 @@ class Model:
     @property
     def is_moe(self) -> bool:
         return self.num_moe_experts > 0
+
+    @property
+    def draws(self) -> bool:
+        """Whether a step draws random numbers."""
+        return self.attention_dropout > 0 or self.hidden_dropout > 0
 
     @property
     def attends_to_all(self) -> bool:
@@ -218,6 +225,12 @@ class Training:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recompute_modules", tuple(sorted(self.recompute_modules)))  # they are a set
+
+    def draws_again(self, model: Model) -> bool:
+        """Return whether recomputation repeats random draws. Hidden dropout lies behind the modules that can be named."""
+        return (
+            model.draws if self.recompute == "full" else model.attention_dropout > 0 and "core_attn" in self.recomputed
+        )
 
     @property
     def recomputed(self) -> frozenset[str]:

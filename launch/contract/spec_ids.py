@@ -26,6 +26,10 @@ LAYOUT_ONLY = (
 micro-batch (see :func:`task_id`)."""
 
 
+BEFORE_FIELDS = (("attention_dropout", 0.0), ("hidden_dropout", 0.0))
+"""What runs did before these fields existed. At this value a digest omits the field, so those runs keep their ids."""
+
+
 def run_id(cell_id: str, repeat: int, *, perturbed: bool = False) -> str:
     """Return the id of a cell's repeat, readable in squeue and in a tracker: ``torch_compile-1a2b3c4d5e-r0``.
 
@@ -92,7 +96,10 @@ def _purpose(spec: RunSpec) -> dict[str, str]:
 @lru_cache(maxsize=4096)
 def _section_text(section: object, without: tuple[str, ...] = ("preset",)) -> str:
     """Return a section as canonical JSON. Cached, because thousands of cells share few sections and need three digests each."""
-    return canonical({name: value for name, value in vars(section).items() if name not in without})
+    fields = vars(section).items()
+    return canonical(
+        {name: value for name, value in fields if name not in without and (name, value) not in BEFORE_FIELDS}
+    )
 
 
 def _digest_of(parts: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ The loop owns phases, timing and records. An engine owns the model and its graph
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -64,6 +64,9 @@ class CheckableStep(Protocol):
 
     def state(self) -> list[torch.Tensor]:
         """Return the tensors that this step changes and later steps read."""
+
+    def generators(self) -> Sequence[torch.Generator]:
+        """Return the generators from which this step draws random numbers."""
 
     def replay(self, batch: torch.Tensor) -> None:
         """Compute the captured part of the step from its graphs.

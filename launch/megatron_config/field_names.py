@@ -52,6 +52,8 @@ FIELDS: Mapping[str, str] = {
     "rotary_base": "model.rotary_base",
     "rope_scaling_factor": "model.rope_scaling_factor",
     "window_attn_skip_freq": "model.window_attn_skip_freq",
+    "attention_dropout": "model.attention_dropout",
+    "hidden_dropout": "model.hidden_dropout",
     "num_experts": "model.num_moe_experts",
     "num_moe_experts": "model.num_moe_experts",
     "moe_layer_freq": "model.moe_layer_freq",

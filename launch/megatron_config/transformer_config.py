@@ -31,7 +31,7 @@ def transformer_settings(spec: RunSpec, layers: Layers = "transformer_engine") -
         "layernorm_epsilon": model.norm_epsilon,
         "add_bias_linear": model.add_bias_linear,
         "gated_linear_unit": True,
-        "hidden_dropout": 0.0,
+        "hidden_dropout": model.hidden_dropout,
         "init_method_std": model.init_std,
         **_attention(model),
         **_activation(model),
@@ -114,7 +114,7 @@ def optimizer_settings(spec: RunSpec) -> dict[str, Any]:
 def _attention(model: Model) -> dict[str, Any]:
     return {
         **members(model, "num_attention_heads", "num_query_groups", "kv_channels", "qk_layernorm", "add_qkv_bias"),
-        "attention_dropout": 0.0,
+        "attention_dropout": model.attention_dropout,
         "softmax_type": "learnable" if model.attention_sinks else "vanilla",
         # The number of visible positions before and after a token.
         "window_size": (model.window_size - 1, 0) if model.window_size else None,

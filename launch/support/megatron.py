@@ -5,13 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launch.contract.spec import Model, RunSpec
-from launch.support.rule import GRAPH, MCORE, MegatronRule, Rule, divides, fixed, padded_capacity
+from launch.support.rule import (
+    CONFIG,
+    DROPOUT,
+    GRAPH,
+    MCORE,
+    NO_DROPOUT,
+    RECOMPUTED,
+    MegatronRule,
+    Rule,
+    divides,
+    fixed,
+    padded_capacity,
+)
 
 WITHOUT_ATTENTION = "cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.scope=[mlp]"
 """The parts to capture without attention."""
 WHOLE_STEP = "cuda_graph.impl=full_iteration and cuda_graph.scope=[]"
 KEEP_ALL = "training.recompute=none and training.recompute_modules=[]"
-RECOMPUTED = ("training.recompute", "training.recompute_modules", *GRAPH)
 
 
 def _reuses_first_graph(spec: RunSpec) -> bool:
@@ -251,6 +262,23 @@ RULES: tuple[Rule, ...] = (
         _checkpoints_within_graphs,
         fix=f"Set {KEEP_ALL}, or {WHOLE_STEP}, or {WITHOUT_ATTENTION}, or cuda_graph.scope=[attn].",
         source=f"{MCORE}tensor_parallel/random.py:539",
+    ),
+    MegatronRule(
+        "megatron.dropout", (*DROPOUT, *RECOMPUTED),
+        "Megatron-Core's recomputation keeps references to the tracker's generators, not their states, so its masks would differ "
+        "from those of the forward pass",
+        lambda spec: spec.training.draws_again(spec.model),
+        fix=f"Set {NO_DROPOUT}, or {KEEP_ALL}, or engine=torch_native without graphs.",
+        source=f"{MCORE}tensor_parallel/random.py:438, torch.Generator.graphsafe_get_state",
+    ),
+    MegatronRule(
+        "megatron.dropout", ("model.hidden_dropout", *RECOMPUTED),
+        "Megatron-Core refuses hidden dropout where a graph of the whole step recomputes an MLP or experts",
+        lambda spec: spec.model.hidden_dropout > 0
+        and not spec.training.recomputed.isdisjoint({"mlp", "moe"})
+        and spec.cuda_graph.implementation.extent == "step",
+        fix=f"Set model.hidden_dropout=0, or {KEEP_ALL}.",
+        source=f"{CONFIG}:1812",
     ),
     MegatronRule(
         "megatron.recompute_norm", RECOMPUTED,

@@ -23,6 +23,9 @@ CONFIG = f"{MCORE}transformer/transformer_config.py"
 ARITHMETIC = "arithmetic"
 
 GRAPH = ("cuda_graph.impl", "cuda_graph.scope")
+RECOMPUTED = ("training.recompute", "training.recompute_modules", *GRAPH)
+DROPOUT = ("model.attention_dropout", "model.hidden_dropout")
+NO_DROPOUT = "model.attention_dropout=0 and model.hidden_dropout=0"
 
 RELEASES: tuple[MegatronCore, ...] = get_args(MegatronCore)
 

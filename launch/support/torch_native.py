@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launch.contract.spec import RunSpec
-from launch.support.rule import GRAPH, NativeRule, Rule, fixed, padded_capacity
+from launch.support.rule import DROPOUT, GRAPH, NO_DROPOUT, RECOMPUTED, NativeRule, Rule, fixed, padded_capacity
 
 ON_MEGATRON = "Set it to false, or engine=megatron."
 DEGREES = ("parallelism.tp", "parallelism.pp", "parallelism.ep")
@@ -37,6 +37,24 @@ def _recomputed_across_graphs(spec: RunSpec) -> bool:
     graph, recomputed = spec.cuda_graph, spec.training.recomputed
     across = "layernorm" in recomputed or ("moe" in recomputed and "moe_router" in graph.scope)
     return graph.implementation.takes_scope and bool(graph.scope) and across
+
+
+def _mixes_draws(spec: RunSpec) -> bool:
+    """Return whether the ranks of a tensor-parallel group must draw both the same numbers and different ones."""
+    model, layout = spec.model, spec.parallelism
+    return layout.tp > 1 and not layout.sequence_parallel and min(model.attention_dropout, model.hidden_dropout) > 0
+
+
+def _drops_without_sdpa(spec: RunSpec) -> list[str]:
+    """Return the fields by which attention with dropout does not run by SDPA."""
+    unfit = {
+        "training.attention_backend": spec.training.attention_backend not in ("auto", "sdpa"),
+        "model.window_size": spec.model.window_size != 0,
+        "model.attention_sinks": spec.model.attention_sinks,
+        "data.packed_sequences": spec.data.packed_sequences,
+    }
+    fields = [field for field, is_unfit in unfit.items() if is_unfit and spec.model.attention_dropout > 0]
+    return ["model.attention_dropout", *fields] if fields else []
 
 
 def _grouped_width(name: str) -> Rule:
@@ -112,6 +130,33 @@ RULES: tuple[Rule, ...] = (
         "a captured part passes its norm or routing to later code, which cannot recompute it",
         _recomputed_across_graphs,
         fix="Set training.recompute_modules=[], or cuda_graph.scope=[].",
+    ),
+    NativeRule(
+        "torch_native.dropout", (), "attention drops probabilities by SDPA alone, which has no windows, sinks or packed documents",
+        _drops_without_sdpa,
+        fix="Set model.attention_dropout=0, or training.attention_backend=auto in a model without these.",
+    ),
+    NativeRule(
+        "torch_native.dropout", (*DROPOUT, "parallelism.tp", "parallelism.sequence_parallel"),
+        "a rank has one generator: hidden dropout needs the same numbers on all ranks of tp, and attention needs others on each",
+        _mixes_draws,
+        fix="Set model.attention_dropout=0, or model.hidden_dropout=0, or parallelism.sequence_parallel=true, or parallelism.tp=1, "
+        "or engine=megatron.",
+    ),
+    NativeRule(
+        "torch_native.dropout", (*DROPOUT, "cuda_graph.impl", "training.compile"),
+        "Inductor draws other numbers than eager code, so nothing could be compared to the bit",
+        lambda spec: spec.model.draws and spec.compiles_whole,
+        fix=f"Set {NO_DROPOUT}, or another implementation without training.compile=whole.",
+        source="torch/_inductor/config.py, fallback_random",
+    ),
+    NativeRule(
+        "torch_native.dropout", (*DROPOUT, *RECOMPUTED),
+        "recomputation sets the generator back: older releases of PyTorch forbid that in a capture, and no test shows it right in "
+        "newer ones",
+        lambda spec: spec.training.draws_again(spec.model) and "attention" in spec.captured_parts,
+        fix=f"Set {NO_DROPOUT}, or training.recompute=none and training.recompute_modules=[].",
+        source="pytorch/pytorch issues 83148 and 162504: Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture",
     ),
     NativeRule(
         "torch_native.layer_check_steps", ("layer_check_steps", "cuda_graph.impl", "training.compile"),

@@ -24,7 +24,8 @@ Flags = Mapping[str, Sequence[str]]
 """The words after each flag. The key is the flag's name with underscores, or includes its single dash (``-p``)."""
 DEFAULTS = {
     "model.norm_epsilon": 1e-5, "model.add_bias_linear": True, "model.tie_embeddings": True, "model.moe_router_topk": 2,
-    "parallelism.dispatcher": "allgather", "training.adam_beta2": 0.999, "training.gradient_accumulation_fusion": True,
+    "model.attention_dropout": 0.1, "model.hidden_dropout": 0.1, "parallelism.dispatcher": "allgather",
+    "training.adam_beta2": 0.999, "training.gradient_accumulation_fusion": True,
 }  # fmt: skip
 """Megatron-LM's defaults that differ from a recipe's."""
 SWITCHES: Mapping[str, Mapping[str, Any]] = {
@@ -61,8 +62,7 @@ VALUES: Mapping[str, Callable[[Sequence[str]], Mapping[str, Any]]] = {
 }
 """Flags whose words are not those of a recipe. The functions raise LookupError or ValueError for words that no recipe has."""
 NEEDED = {
-    "normalization": "LayerNorm", "position_embedding_type": "learned_absolute", "hidden_dropout": "0.1",
-    "attention_dropout": "0.1", "lr_decay_style": "linear",
+    "normalization": "LayerNorm", "position_embedding_type": "learned_absolute", "lr_decay_style": "linear",
 }  # fmt: skip
 """Flags for which the engine has only one value, each with Megatron-LM's default, which is another."""
 ASSUMED = {

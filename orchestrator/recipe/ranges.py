@@ -47,7 +47,7 @@ _NAMES: Mapping[Interval, Mapping[str, str]] = {
         "rope_beta_fast rope_beta_slow moe_expert_capacity_factor",
         "training": "learning_rate adam_epsilon",
     },
-    FRACTION: {"training": "adam_beta1 adam_beta2"},
+    FRACTION: {"model": "attention_dropout hidden_dropout", "training": "adam_beta1 adam_beta2"},
 }
 
 

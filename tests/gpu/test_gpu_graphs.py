@@ -64,6 +64,21 @@ def name(case: tuple[Model, CudaGraph]) -> str:
     return f"{models[id(case[0])]}, {case[1].label}"
 
 
+DROPPED = replace(MOE, attention_dropout=0.1, hidden_dropout=0.1)
+OF_DROPPED = [graph for model, graph in (*WHOLE, *LAYERS) if model is MOE]
+
+
+@pytest.mark.parametrize("graph", OF_DROPPED, ids=lambda graph: graph.label)
+def test_replays_draw_what_uncaptured_code_draws(graph: CudaGraph) -> None:
+    """Bit by bit: neither warm-up passes nor the capture advance the generator, and each replay draws anew."""
+    _, expected, expected_weights = trained(spec_of(DROPPED, CudaGraph("none")))
+    _, without, _ = trained(spec_of(MOE, CudaGraph("none")))
+    engine, found, weights = trained(spec_of(DROPPED, graph))
+    assert found == expected != without
+    assert torch.equal(weights, expected_weights)
+    assert engine.graph_stats().proven
+
+
 @pytest.mark.parametrize("case", [*WHOLE, *LAYERS], ids=name)
 def test_replays_compute_what_uncaptured_code_computes(case: tuple[Model, CudaGraph]) -> None:
     """Bit by bit, over three distinct micro-batches a step; and each step takes the launches that it should."""

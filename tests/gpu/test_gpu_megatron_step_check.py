@@ -98,6 +98,39 @@ def test_right_graphs_are_clean(
         expect_clean(found, record_property)
 
 
+DROPPED = replace(MODELS["dense"], attention_dropout=0.1, hidden_dropout=0.1)
+
+
+@pytest.mark.parametrize(
+    "graph", [LAYERS, CudaGraph("transformer_engine", ("attn",)), LOCAL, WHOLE], ids=lambda graph: graph.label
+)
+def test_replays_draw_what_uncaptured_code_draws(
+    graph: CudaGraph, record_property: Callable[[str, object], None]
+) -> None:
+    """A check finds nothing. After the same steps, each generator is where it is after eager steps."""
+    with inputs_kept():
+        expect_clean(checked(spec_of(DROPPED, graph), 5), record_property)
+        assert random_states(spec_of(DROPPED, graph)) == random_states(spec_of(DROPPED, CudaGraph()))
+
+
+def random_states(spec: RunSpec) -> list[list[int]]:
+    """Train. Return the states of the GPU's default generator and of those in the tracker."""
+    from launch.engines.megatron.engine import MegatronEngine
+    from launch.engines.megatron.random_tracker import generators_of_steps
+
+    device = torch.device("cuda", 0)
+    engine = MegatronEngine(spec, RankPlace(0, 1, device))
+    try:
+        source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+        for step in range(spec.training.steps):
+            engine.step(batch(source, spec, step, 0).to(device))
+        generators = [each for each in generators_of_steps(device) if each.device.type == "cuda"]
+        assert len(generators) == 4, "model, data and expert parallelism have one each"
+        return [each.get_state().tolist() for each in generators]
+    finally:
+        engine.close()
+
+
 @pytest.mark.parametrize("fp8", FP8)
 @pytest.mark.parametrize("case", IN_8_BITS, ids=named)
 def test_right_graphs_are_clean_in_8_bits(

@@ -147,6 +147,7 @@ def _callable(layer: Any, names: set[str]) -> Callable[..., Any]:
 
 def create_forward(runner: Any, args: Any, kwargs: Any, outputs: Any, clone_inputs: bool) -> None:
     runner.fwd_graph = Graph()
+    torch.rand(7)  # as dropout in the passes of its warm-up
 
 
 def create_backward(runner: Any) -> None:

@@ -84,6 +84,8 @@ MODELS = {
     "dense": DENSE,
     "clamped": replace(DENSE, activation=CLAMPED),
     "normed heads": replace(EXPERTS, qk_layernorm=True),
+    "dropout": replace(DENSE, hidden_dropout=0.1),
+    "dropout before experts": replace(EXPERTS, hidden_dropout=0.1),
     "shared expert": replace(EXPERTS, moe_shared_expert_ffn_hidden_size=32),
     "padded": replace(EXPERTS, moe_expert_capacity_factor=1.5, moe_pad_expert_input_to_capacity=True),
     "biases": replace(EXPERTS, add_bias_linear=True, add_qkv_bias=True, activation=CLAMPED),
@@ -108,6 +110,7 @@ class FusedNorm(torch.autograd.Function):
         ("clamped", "mlp"),
         ("biases", "moe_act"),
         ("normed heads", "moe"),
+        ("dropout", "mlp"),
         ("shared expert", "shared_experts"),
     ],
 )
@@ -117,6 +120,8 @@ def test_a_layer_keeps_what_is_forecast(name: str, recomputed: str, monkeypatch:
 
     monkeypatch.setattr(pointwise, "rms_norm", rms_norm)
     monkeypatch.setattr(pointwise.Elementwise, "rms_norm", staticmethod(rms_norm))
+    # CUDA's operation, whose mask is of booleans.
+    monkeypatch.setattr(nn.functional, "dropout", lambda x, share: torch.native_dropout(x, share, True)[0])
     model, training = MODELS[name], Training(precision="bf16", sequence_length=256)
     if recomputed:
         training = replace(training, recompute="selective", recompute_modules=(recomputed,))

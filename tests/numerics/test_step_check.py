@@ -384,7 +384,7 @@ def test_a_check_without_memory_leaves_nothing_behind(
 
     def replayed() -> list[torch.Tensor]:
         step = engine.checkable_step()
-        with step_check.Snapshot(step.state(), on_host=False).restored():
+        with step_check.Snapshot(step.state(), step.generators(), on_host=False).restored():
             step.replay(batch)
             return [result.clone() for _, result in (*step.results(), *step.updated())]
 

@@ -61,7 +61,9 @@ class MegatronEngine:
         self._stream = use_side_stream() if mesh.device.type == "cuda" else None
         self.layers: Layers = "transformer_engine" if mesh.device.type == "cuda" else "local"
         _initialize_parallel_state(spec, mesh)
-        model_parallel_cuda_manual_seed(spec.training.seed, te_rng_tracker=self.layers == "transformer_engine")
+        # Stages draw different numbers, as in Megatron-LM (megatron/training/initialize.py, ``_set_random_seed``).
+        seed = spec.training.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+        model_parallel_cuda_manual_seed(seed, te_rng_tracker=self.layers == "transformer_engine")
         self.config = make_config(spec, self.layers, mesh.device)
         self.chunks: list[Any] = _build_chunks(spec, self.config, self.layers, mesh.device, self._stream)
         settings = optimizer_settings(spec)

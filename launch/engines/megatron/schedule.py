@@ -27,6 +27,7 @@ class Schedule:
     Attributes:
         chunks: this rank's virtual stages, each with its gradient buffers.
         forward_backward: Megatron-Core's function for all microbatches of a step. A graph may replace it.
+        device: the device of this rank's tensors.
         losses: the losses of the last step's microbatches, each of shape (), on the last stage. They may be graph memory.
     """
 
@@ -37,7 +38,7 @@ class Schedule:
         self.losses: list[torch.Tensor] = []
         self._training = spec.training
         self._layout = spec.parallelism
-        self._device = device
+        self.device = device
         self._positions = torch.arange(spec.training.sequence_length, device=device).unsqueeze(0)
 
     def run(self, batch: torch.Tensor) -> torch.Tensor:
@@ -86,7 +87,7 @@ class Schedule:
 
     def _mean(self, losses: list[torch.Tensor]) -> torch.Tensor:
         """Average the microbatches' losses over all ranks. Only the last stage has losses, which may be graph memory."""
-        loss = torch.stack(losses).mean() if losses else torch.zeros((), device=self._device)
+        loss = torch.stack(losses).mean() if losses else torch.zeros((), device=self.device)
         dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())
         dist.all_reduce(loss, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
         return loss / (self._layout.dp * self._layout.cp)

@@ -1,6 +1,6 @@
 """The next step of the megatron engine, by replay and by the same code uncaptured.
 
-Passes draw no random numbers, because the engine sets every dropout to 0. The graph never contains the optimizer.
+The graph never contains the optimizer.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from launch.contract.records.step_check import LayerResult
 from launch.engines.graph_protocol import GraphedStep
 from launch.engines.megatron.observed_layers import ObservedLayers
 from launch.engines.megatron.observed_router import ObservedRouter
+from launch.engines.megatron.random_tracker import generators_of_steps
 from launch.engines.megatron.schedule import Schedule, to_scalar
 from launch.engines.perturbation import next_after
 from launch.engines.torch_native.moe.router import RepeatedChoice
@@ -50,6 +51,9 @@ class MegatronStep:
         chunks = self.schedule.chunks
         buffers = [buffer for chunk in chunks for buffer in chunk.module.buffers()]
         return buffers + [scale for chunk in chunks for module in chunk.modules() for scale in _scaling_state(module)]
+
+    def generators(self) -> Sequence[torch.Generator]:
+        return generators_of_steps(self.schedule.device)
 
     def replay(self, batch: torch.Tensor) -> None:
         self._run(lambda: self.runner.replay_again(batch))

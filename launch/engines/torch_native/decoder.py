@@ -47,6 +47,7 @@ class Layer(nn.Module):
         model, norm_sharding = context.model, context.tp.outside_sharding
         self.epsilon = model.norm_epsilon
         self.elementwise = context.elementwise
+        self.dropout = model.hidden_dropout
         self.recomputed = context.training.recomputed
         self.attention_norm = Norm(model.hidden_size, norm_sharding)
         self.attention = Attention(context, number)
@@ -72,7 +73,7 @@ class Layer(nn.Module):
         """
         normed = self.elementwise.rms_norm(x, self.attention_norm.weight, self.epsilon)
         with self._without(normed, x, self.attention_norm):
-            change = self.attention(normed, positions)
+            change = drop(self.attention(normed, positions), self.dropout)
         if "layernorm" in self.recomputed:
             # As it is computed again: compiled together with the sum it would round otherwise.
             x = x + change
@@ -84,14 +85,26 @@ class Layer(nn.Module):
         with self._without(normed, x, self.mlp_norm):
             if isinstance(self.mlp, MixtureOfExperts):
                 change, routed = recompute_if("moe" in self.recomputed, self.mlp)(normed)
-                return x + change, routed
-            return x + recompute_if("mlp" in self.recomputed, self.mlp)(normed), None
+                return self.add(x, change), routed
+            return self.add(x, recompute_if("mlp" in self.recomputed, self.mlp)(normed)), None
+
+    def add(self, x: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
+        """Add what the MLP or the experts computed to the residual stream, both in the shape of ``x``."""
+        return x + drop(change, self.dropout)
 
     def _without(self, normed: torch.Tensor, x: torch.Tensor, norm: Norm) -> AbstractContextManager[None]:
         """Return the context whose backward pass computes ``normed``, the norm of ``x``, again if layernorm is recomputed."""
         if "layernorm" not in self.recomputed:
             return nullcontext()
         return dropping(normed, lambda x, weight: self.elementwise.rms_norm(x, weight, self.epsilon), x, norm.weight)
+
+
+def drop(x: torch.Tensor, probability: float) -> torch.Tensor:
+    """Zero elements of ``x`` (...) with ``probability``, and scale the others to keep the mean.
+
+    The numbers come from the device's default generator, which every capture registers.
+    """
+    return nn.functional.dropout(x, probability) if probability else x
 
 
 RunLayer = Callable[[torch.Tensor, Positions], tuple[torch.Tensor, RoutingStats | None]]
@@ -187,14 +200,16 @@ class Decoder(nn.Module):
         """
         inputs = tokens[:, :-1]
         if x is None:
-            x = self.embedding(inputs)
+            x = drop(self.embedding(inputs), self.context.model.hidden_dropout)
             observe(0, x)
         positions = self.positions(inputs, torch.promote_types(x.dtype, torch.float32))
         routings = []
         for name, layer in self.named_layers().items():
             run: RunLayer = graphed.get(name, layer)
             with RANGES.named(f"layer {name}"):
-                x, routed = recompute_if(self.context.training.recompute == "full", run)(x, positions)
+                x, routed = recompute_if(self.context.training.recompute == "full", run, self.context.model.draws)(
+                    x, positions
+                )
             observe(int(name) + 1, x)
             if routed is not None:
                 routings.append(routed)

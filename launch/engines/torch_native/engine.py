@@ -48,6 +48,7 @@ class TorchNativeEngine:
         shape = _activation_shape(spec)
         if mesh.world_size > 1 and mesh.device.type == "cuda":
             warm_up_kernels(spec, self.chunks, shape, dtype)
+        torch.manual_seed(seed_of_draws(spec, mesh.rank))
         modules = nn.ModuleList(self.chunks)
         self.flat_parameters = FlatParameters(
             modules,
@@ -111,6 +112,15 @@ class TorchNativeEngine:
 
     def close(self) -> None:
         self._runner.close()
+
+
+def seed_of_draws(spec: RunSpec, rank: int) -> int:
+    """Return the seed of a rank's random numbers.
+
+    Tensor-parallel ranks that hold the same activations draw the same numbers. All other ranks draw different ones.
+    """
+    shares = spec.model.hidden_dropout > 0 and not spec.parallelism.sequence_parallel
+    return spec.training.seed + (rank // spec.parallelism.tp if shares else rank)
 
 
 def _build_chunks(spec: RunSpec, mesh: ParallelMesh, dtype: torch.dtype) -> list[Decoder]:

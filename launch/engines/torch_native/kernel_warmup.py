@@ -18,7 +18,7 @@ def warm_up_kernels(spec: RunSpec, chunks: Sequence[Decoder], shape: tuple[int, 
     launch.train.worker preloads the kernels of libraries. This function covers all other kernels.
 
     Call it before master weights and main gradients exist. The gradients here, which are whole, then fit into their memory.
-    Results are discarded, and the run's random generators do not advance.
+    Results are discarded. The engine seeds its random numbers afterwards.
 
     Args:
         shape: shape of activations between stages, (microbatch size, sequence or this rank's shard, hidden_size).

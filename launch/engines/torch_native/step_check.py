@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 from launch.contract.records.step_check import LayerResult
 from launch.engines.graph_protocol import GraphedStep
 from launch.engines.perturbation import next_after
+from launch.engines.random_states import default_generators
 from launch.engines.torch_native.compiled_model import CompiledModel
 from launch.engines.torch_native.moe.router import RepeatedChoice
 from launch.engines.torch_native.train_step import TrainStep
@@ -41,6 +42,9 @@ class TorchNativeStep:
         routers = (router for chunk in self.train_step.chunks for router in chunk.routers())
         biases = [router.expert_bias for router in routers if router.expert_bias is not None]
         return [*self.train_step.main.stored_weights(), *self.train_step.optimizer.state().values(), *biases]
+
+    def generators(self) -> Sequence[torch.Generator]:
+        return default_generators(self.train_step.mesh.device)
 
     def replay(self, batch: torch.Tensor) -> None:
         with self._keeping_routing():

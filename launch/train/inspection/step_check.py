@@ -29,6 +29,7 @@ from launch.contract.records.step_check import (
     TensorDifference,
 )
 from launch.engines.protocol import CheckableStep, ScoredChoices
+from launch.engines.random_states import random_states_kept
 from launch.train.inspection.check_memory import (
     largest_on_ranks,
     missing_bytes,
@@ -57,23 +58,20 @@ class _Replay:
 
 
 class Snapshot:
-    """A copy of everything that computing a step changes: ``state``, and the states of the default random generators."""
+    """A copy of everything that computing a step changes: ``state``, and the states of ``generators``."""
 
-    def __init__(self, state: Sequence[torch.Tensor], on_host: bool) -> None:
-        self._state = state
+    def __init__(self, state: Sequence[torch.Tensor], generators: Sequence[torch.Generator], on_host: bool) -> None:
+        self._state, self._generators = state, generators
         self._values = [_to_host(tensor) if on_host else tensor.clone() for tensor in state]
-        self._random = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         try:
-            yield
+            with random_states_kept(self._generators):
+                yield
         finally:
             for tensor, value in zip(self._state, self._values, strict=True):
                 tensor.copy_(value)
-            torch.set_rng_state(self._random[0])
-            if self._random[1] is not None:
-                torch.cuda.set_rng_state(self._random[1])
 
 
 def check_step(
@@ -111,7 +109,7 @@ def _check_step(
     checked: CheckableStep, number: int, batch: torch.Tensor, state: Sequence[torch.Tensor], on_host: bool
 ) -> StepCheck:
     begun = time.perf_counter()
-    snapshot = Snapshot(state, on_host)
+    snapshot = Snapshot(state, checked.generators(), on_host)
     replay = _replay(checked, batch, snapshot)
     rows = _update(checked, replay, snapshot)
     passes = _Passes(checked, batch, replay, snapshot)

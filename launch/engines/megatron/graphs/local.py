@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from megatron.core.transformer.cuda_graphs import CudaGraphManager, delete_cuda_
 from launch.contract.spec import RunSpec
 from launch.engines.graph_protocol import replaced
 from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
+from launch.engines.megatron.random_tracker import generators_of_steps
 from launch.engines.megatron.schedule import Schedule
 from launch.engines.megatron.side_stream import on_stream
+from launch.engines.random_states import random_states_kept
 
 
 class LocalCudaGraphs(MegatronCapture):
@@ -50,12 +52,15 @@ class LocalCudaGraphs(MegatronCapture):
         def finalize_and_start_timer(*arguments: Any, **keywords: Any) -> None:
             nonlocal begun
             finalize(*arguments, **keywords)
+            # Neither release restores what its warm-up passes draw (0.16.1 transformer/cuda_graphs.py:905).
+            after_capture.enter_context(random_states_kept(generators_of_steps(self._schedule.device)))
             torch.cuda.synchronize()
             begun = time.perf_counter()
 
         stream = torch.cuda.current_stream()
         config.finalize_model_grads_func = finalize_and_start_timer
-        loss = self._schedule.run(batch)
+        with ExitStack() as after_capture:
+            loss = self._schedule.run(batch)
         config.finalize_model_grads_func = finalize
         on_stream(stream)
         self._capture_seconds = time.perf_counter() - begun

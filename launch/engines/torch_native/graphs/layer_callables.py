@@ -18,6 +18,7 @@ import torch
 from launch.contract.spec import RunSpec
 from launch.engines.graph_protocol import GraphedStep, StepOutput, check_input, replaced
 from launch.engines.packages import import_package
+from launch.engines.random_states import default_generators, random_states_kept
 from launch.engines.torch_native.decoder import RunLayer
 from launch.engines.torch_native.graphs.layer_parts import Part, assemble_layer, layer_parts
 from launch.engines.torch_native.parallel.pipeline_schedule import Action, in_flight_by_chunk
@@ -65,9 +66,11 @@ class _LayerCallables(GraphedStep):
             # stream.
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
             actions = self._train_step.pipeline.actions
-            self._callables = self.make_callables(
-                lambda chunk: self._parts_of(chunk, batch[0]), self._sample(), actions
-            )
+            # Steps draw on from where the eager run would, whatever the warm-up passes of callables drew.
+            with random_states_kept(default_generators(batch.device)):
+                self._callables = self.make_callables(
+                    lambda chunk: self._parts_of(chunk, batch[0]), self._sample(), actions
+                )
             self._train_step.graphed = self._graphed
         self.graphs = sum(2 * len(calls) for in_flight in self._callables for calls in in_flight)
         self.replays_per_step = sum(len(in_flight[0]) for in_flight in self._callables) * self._microbatches

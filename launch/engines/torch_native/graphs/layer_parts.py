@@ -88,6 +88,6 @@ def assemble_layer(layer: Layer, calls: Mapping[str, Callable[..., Any]]) -> Run
         routed = calls["router"](normed)
         prepared = routed if isinstance(routed, Preprocessed) else experts.preprocess(*routed)
         change, stats = experts.run_experts(normed, prepared)
-        return x + change, stats
+        return layer.add(x, change), stats
 
     return run

@@ -27,6 +27,7 @@ class Attention(nn.Module):
         widths = tuple(count * self.channels for count in heads)
         self.qkv = ColumnParallelLinear(model.hidden_size, widths, model.add_qkv_bias or model.add_bias_linear, tp)
         self.recomputes_core = "core_attn" in context.training.recomputed
+        self.draws = model.attention_dropout > 0
         self.core = CoreAttention(model, number, context.training.attention_backend, context.packed, tp.size)
         self.output = RowParallelLinear(widths[0], model.hidden_size, model.add_bias_linear, tp)
         self.query_norm = Norm(model.kv_channels, tp.inside_sharding) if model.qk_layernorm else None
@@ -41,6 +42,6 @@ class Attention(nn.Module):
         norm_and_rotate = self.elementwise.norm_and_rotate
         query = norm_and_rotate(query, getattr(self.query_norm, "weight", None), self.epsilon, positions.rotary)
         key = norm_and_rotate(key, getattr(self.key_norm, "weight", None), self.epsilon, positions.rotary)
-        mixed = recompute_if(self.recomputes_core, self.core)(query, key, value, self.sinks, positions)
+        mixed = recompute_if(self.recomputes_core, self.core, self.draws)(query, key, value, self.sinks, positions)
         projected: torch.Tensor = self.output(mixed.flatten(-2))
         return projected

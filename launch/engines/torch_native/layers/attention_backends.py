@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -89,7 +89,7 @@ class CoreAttention:
             return _transformer_engine_attention(self._transformer_engine, query, key, value, sinks)
         query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
         if backend == "sdpa":
-            mixed = _sdpa_attention(query, key, value)
+            mixed = _sdpa_attention(query, key, value, self._model.attention_dropout)
         elif backend == "flex":
             mixed = _compiled_flex_attention(query, key, value, sinks, positions.block_masks[self.window])
         else:
@@ -156,17 +156,18 @@ def _attention_mask(length: int, window: int, documents: torch.Tensor | None, de
     return (visible & (documents.unsqueeze(-1) == documents.unsqueeze(-2))).unsqueeze(1)
 
 
-def _sdpa_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _sdpa_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> torch.Tensor:
     """Attend: query (batch, heads, sequence, kv_channels), key and value (batch, groups, sequence, kv_channels)."""
     grouped = query.shape[1] != key.shape[1]
+    attend = partial(nn.functional.scaled_dot_product_attention, dropout_p=dropout, is_causal=True)
     if query.device.type == "cpu":
-        return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        return attend(query, key, value, enable_gqa=grouped)
     # The only fused kernel for float32 needs as many key heads as query heads.
     if grouped and query.dtype == torch.float32:
         key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
         grouped = False
     with sdpa_kernel(FUSED_KERNELS, set_priority=True):
-        return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        return attend(query, key, value, enable_gqa=grouped)
 
 
 def _compiled_flex_attention(

@@ -13,11 +13,15 @@ from torch.utils.checkpoint import checkpoint
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def recompute_if(recomputed: bool, function: Function) -> Function:
-    """Return ``function``. If ``recomputed``, it keeps only its inputs for its backward pass."""
+def recompute_if(recomputed: bool, function: Function, draws: bool = False) -> Function:
+    """Return ``function``. If ``recomputed``, it keeps only its inputs for its backward pass.
+
+    Args:
+        draws: whether ``function`` draws random numbers. The backward pass then draws the same ones again.
+    """
 
     def run(*inputs: Any) -> Any:
-        return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=draws)
 
     return cast(Function, run) if recomputed else function
 

@@ -129,6 +129,57 @@ def test_a_backend_that_cannot_express_the_layers_is_refused(spec: RunSpec) -> N
     assert unsupported(auto) == ()
 
 
+DROPS_BOTH = Model(attention_dropout=0.1, hidden_dropout=0.1)
+BF16_EAGER, MLP_AGAIN = Training(precision="bf16"), Training(recompute="selective", recompute_modules=("mlp",))
+FULL, CORE = Training(recompute="full"), Training(recompute="selective")
+WITHIN_EXPERTS = Training(recompute="selective", recompute_modules=("moe_act",))
+ATTENTION_GRAPH, STEP_GRAPH = CudaGraph("torch", ("attn",)), CudaGraph("full_iteration")
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_refused"),
+    [
+        (RunSpec(model=DROPS_BOTH, training=FULL), False),
+        (RunSpec(model=DROPS_BOTH, cuda_graph=STEP_GRAPH), False),
+        (RunSpec(model=dataclasses.replace(SINKS, hidden_dropout=0.1), data=PACKED), False),
+        (RunSpec(model=dataclasses.replace(SINKS, attention_dropout=0.1)), True),
+        (RunSpec(model=DROPS_BOTH, data=PACKED), True),
+        (RunSpec(model=DROPS_BOTH, training=Training(attention_backend="flex")), True),
+        (RunSpec(model=DROPS_BOTH, parallelism=Parallelism(tp=2)), True),
+        (RunSpec(model=DROPS_BOTH, parallelism=Parallelism(tp=2, sequence_parallel=True)), False),
+        (RunSpec(model=Model(hidden_dropout=0.1), parallelism=Parallelism(tp=2)), False),
+        (RunSpec(model=Model(attention_dropout=0.1), parallelism=Parallelism(tp=2)), False),
+        (RunSpec(model=Model(hidden_dropout=0.1), training=Training(compile="whole")), True),
+        (RunSpec(model=Model(hidden_dropout=0.1), cuda_graph=CudaGraph("torch_compile")), True),
+        (RunSpec(model=Model(hidden_dropout=0.1), training=FULL, cuda_graph=STEP_GRAPH), True),
+        (RunSpec(model=Model(hidden_dropout=0.1), training=CORE, cuda_graph=STEP_GRAPH), False),
+        (RunSpec(model=DROPS_BOTH, training=CORE, cuda_graph=ATTENTION_GRAPH), True),
+        (RunSpec(model=DROPS_BOTH, training=CORE, cuda_graph=CudaGraph("torch", ("mlp",))), False),
+        (RunSpec(model=dataclasses.replace(MOE, hidden_dropout=0.1), training=WITHIN_EXPERTS, cuda_graph=STEP_GRAPH), False),
+    ],
+)  # fmt: skip
+def test_dropout_is_refused_where_draws_cannot_be_repeated(spec: RunSpec, is_refused: bool) -> None:
+    rules = {reason.rule for reason in unsupported(dataclasses.replace(spec, placement=Placement(device="cuda")))}
+    assert ("torch_native.dropout" in rules) is is_refused
+    assert rules <= {"torch_native.dropout", "torch_native.attention_backend"}
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "graph", "is_refused"),
+    [
+        (DROPS_BOTH, BF16_EAGER, CudaGraph("full_iteration"), False),
+        (Model(hidden_dropout=0.1), FULL, CudaGraph(), True),
+        (Model(hidden_dropout=0.1), CORE, CudaGraph(), False),
+        (Model(attention_dropout=0.1), CORE, CudaGraph(), True),
+        (Model(hidden_dropout=0.1), MLP_AGAIN, CudaGraph("full_iteration"), True),
+        (Model(hidden_dropout=0.1), MLP_AGAIN, CudaGraph(), False),
+    ],
+)
+def test_megatron_recomputes_no_dropout(model: Model, training: Training, graph: CudaGraph, is_refused: bool) -> None:
+    spec = RunSpec("megatron", model=model, training=training, cuda_graph=graph, placement=Placement(device="cuda"))
+    assert ({reason.rule for reason in unsupported(spec)} == {"megatron.dropout"}) is is_refused
+
+
 def test_a_model_that_lies_on_several_ranks_is_not_compiled_whole() -> None:
     for degree in ("tp", "pp", "ep"):
         layout = Parallelism(**{degree: 2})
@@ -207,6 +258,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "recompute_dense_norm": ({}, {"training": dataclasses.replace(BF16, recompute="selective", recompute_modules=("layernorm",))}),
     "recompute_act": (vars(MOE), {"training": dataclasses.replace(
         BF16, deterministic=True, recompute="selective", recompute_modules=("moe_act",)), "cuda_graph": CudaGraph("local")}),
+    "dropout": ({"attention_dropout": 0.1}, {"training": dataclasses.replace(BF16, recompute="selective")}),
     "device": ({}, {"placement": Placement(device="cpu")}),
     "mend": ({}, {"cuda_graph": CudaGraph("transformer_engine", ("attn",), mend=("yarn_positions",))}),
 }  # fmt: skip

@@ -38,6 +38,15 @@ def test_what_export_prints_is_read_back(name: str, release: MegatronCore, tmp_p
     assert [note for note in read.notes if "not given" not in note] == []
 
 
+@pytest.mark.parametrize("release", RELEASES)
+def test_dropout_is_translated_both_ways(release: MegatronCore, tmp_path: Path) -> None:
+    model = replace(SPECS["qwen3_30b_a3b"].model, attention_dropout=0.1, hidden_dropout=0.25)
+    printed = export(replace(SPECS["qwen3_30b_a3b"], model=model, megatron_core=release), "megatron-lm").text
+    assert "--attention-dropout 0.1" in printed and "--hidden-dropout 0.25" in printed
+    again = spec_of(read_command(f"pretrain_gpt.py {printed}").text, tmp_path).model
+    assert (again.attention_dropout, again.hidden_dropout) == (0.1, 0.25)
+
+
 COMMAND = """torchrun --nproc-per-node 8 --nnodes=2 pretrain_gpt.py \\
  --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --train-iters 60 --global-batch-size 32 --lr 1e-4 \\
  --tensor-model-parallel-size 2 --tokenizer-type NullTokenizer --vocab-size 32000 --bf16 --swiglu --num-experts 16 \\
@@ -59,6 +68,7 @@ def test_a_command_line_is_read_with_megatrons_defaults(tmp_path: Path) -> None:
     assert spec.model.vocab_size == 32256, "32,001 tokens, padded to 128 * tp"
     assert spec.model.add_bias_linear and spec.model.tie_embeddings and spec.parallelism.dispatcher == "allgather"
     assert (spec.training.adam_beta2, spec.training.gradient_accumulation_fusion) == (0.999, True)
+    assert (spec.model.attention_dropout, spec.model.hidden_dropout) == (0.1, 0.0), "the first is not given"
     assert spec.parallelism.etp == spec.parallelism.tp == 2, "Megatron-Core's default"
 
 
@@ -97,8 +107,8 @@ def test_of_a_blend_the_heaviest_data_set_is_kept_and_the_rest_is_said(words: st
 
 def test_what_a_recipe_does_not_express_is_said() -> None:
     notes = "\n".join(read_command(COMMAND).notes)
-    assert "--attention-dropout is not given, so it is 0.1; the recipe's is 0.0" in notes
-    assert "--hidden-dropout" not in notes
+    assert "--normalization is not given, so it is LayerNorm; the recipe's is RMSNorm" in notes
+    assert "dropout" not in notes
     assert "without --moe-paged-stash: Megatron-Core 0.19.2 silently drops tokens above it" in notes
     assert "without a counterpart in a recipe: --log-interval 1" in notes
 
