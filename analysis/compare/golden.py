@@ -221,7 +221,7 @@ def _parse(content: Any) -> Golden:
     try:
         if content["format"] != FORMAT:
             raise RecordError(
-                f"its format is {content['format']}; this version reads format {FORMAT} only: write it anew"
+                f"its format is {content['format']}; this version reads format {FORMAT} only; write it again"
             )
         rest = {key: value for key, value in content.items() if key != "format"}
         return from_json(Golden, _pick(Golden, rest) if _ONLY_IN_REPORTS in rest else rest)

@@ -44,7 +44,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("CHECKPOINT", "CONFIG", "correct model.weights, or the model section of the recipe, as the message says", r"^CheckpointError:"),
     FailureClass("SAFETENSORS", "CONFIG", "a file of model.weights changed after it was checked: make sure that nothing writes there while runs start, or copy it again", r"^SafetensorError:"),
     FailureClass("NUMERIC", "NUMERIC", "look at the eager baseline at the same step: if it is finite, the capture changed the numbers; if not, lower training.learning_rate", r"^NumericError:|found (NaN|Inf) in local"),
-    FailureClass("OOM_STEP_CHECK", "CUDA_OOM", "a step check needs the memory of an eager step in addition to the graphs, which training itself does not need: set step_checks: 0", r"OutOfMemoryError: in the check of step"),
+    FailureClass("OOM_STEP_CHECK", "CUDA_OOM", "a step check needs more memory than training, since it runs an eager step beside the graphs: set step_checks: 0", r"OutOfMemoryError: in the check of step"),
     FailureClass("OOM_CAPTURE", "CUDA_OOM", "graphs need memory in addition to that of the eager step: capture fewer modules, lower training.micro_batch_size, or raise parallelism.pp or tp", _OUT_OF_MEMORY, phase="capture"),
     FailureClass("CUDA_OOM", "CUDA_OOM", "lower training.micro_batch_size, or raise parallelism.pp or tp; where the eager baseline fits, capture fewer modules", _OUT_OF_MEMORY),
     FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks per node", r"^MemoryError|DefaultCPUAllocator: (can't allocate|not enough) memory"),
@@ -93,7 +93,11 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
 CANCELLED = FailureClass("CANCELLED", "CANCELLED", "resume the sweep to run it again", job_states=("CANCELLED", "REVOKED"))  # fmt: skip
 TIMEOUT = FailureClass("TIMEOUT", "TIMEOUT", "raise resources.minutes_per_run, or lower training.steps")
 HANG = FailureClass("HANG", "HANG", "the logs hold every rank's stack at that moment; raise resources.hang_minutes if a step may take that long")  # fmt: skip
-TEARDOWN_HANG = FailureClass("TEARDOWN_HANG", "TEARDOWN_HANG", "delete graphs before process groups; the results count")
+TEARDOWN_HANG = FailureClass(
+    "TEARDOWN_HANG",
+    "TEARDOWN_HANG",
+    "the results are valid; delete graphs before process groups so that the program ends",
+)
 TEARDOWN_CRASH = FailureClass("TEARDOWN_CRASH", "FAILED", "see the logs; every step's metrics are recorded")
 SPEC = FailureClass(
     "SPEC", "CONFIG", "delete the run's spec.json, then resume the sweep with --failed, which writes a new one"

@@ -109,7 +109,7 @@ def non_negative(quantity: str) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not 0 <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {quantity}, 0 or more")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {quantity}, 0 or more")
         return value
 
     return parse

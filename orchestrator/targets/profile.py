@@ -230,7 +230,7 @@ def _check_combinations(values: Tree, source: SourceFields) -> None:
     """Reject fields that have no effect without another."""
     if values.get("gpus") == "none" and values.get("gpu_type") is not None:
         fix = "leave gpu_type out, or set gpus to gres or gpus_per_node"
-        source.problem("gpu_type", values["gpu_type"], "no job asks for GPUs where gpus is none", fix)
+        source.problem("gpu_type", values["gpu_type"], "no job requests GPUs if gpus is none", fix)
     if values.get("container_mounts") and values.get("container_image") is None:
         fix = "name a container_image, or leave container_mounts out"
         source.problem("container_mounts", list(values["container_mounts"]), "there is no container", fix)

@@ -135,7 +135,7 @@ def _extrapolate(cell: ResolvedCell, program_runs: ProgramRuns) -> Sequence[Rank
     if cell.spec.engine == "command":
         why = "the model of a user's program is unknown"
         fix = "run this sweep with two other numbers of one of its command.flags on GPUs, such as fewer layers"
-    raise input_error("--explain memory", f"nothing is known of the GPU memory of {cell.label}: {why}", fix)
+    raise input_error("--explain memory", f"the GPU memory of {cell.label} cannot be forecast: {why}", fix)
 
 
 def _to_json(rank: RankForecast) -> dict[str, Any]:

@@ -175,7 +175,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
     "fields without the one that they are about": (
         "gpus: none\ngpu_type: h100\ncontainer_mounts: ['/data:/data']\n",
         [
-            ('site.yaml:2: gpu_type = "h100"', "no job asks for GPUs", "leave gpu_type out"),
+            ('site.yaml:2: gpu_type = "h100"', "no job requests GPUs", "leave gpu_type out"),
             ("site.yaml:3: container_mounts", "there is no container", "name a container_image"),
         ],
     ),
