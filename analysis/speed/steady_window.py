@@ -69,18 +69,16 @@ class Window:
 
 def window_of(eager: Steps, graphed: Steps) -> Window | str:
     """Return the window of a pair, or the reason why there is none."""
-    # analysis/verdict/precapture_check.py has checked that step checks are where the plan has them.
-    eager, graphed = (side.take(side.phase != "check") for side in (eager, graphed))
-    if any(_interrupted(side) for side in (eager, graphed)):
+    if _interrupted(eager) or _interrupted(graphed):
         return "steps of another phase lie among the measured ones"
-    before, after = (side.take(side.phase == "measure") for side in (eager, graphed))
-    steps, of_eager, of_graphed = np.intersect1d(before.step, after.step, return_indices=True)
+    before, after = eager.phase == "measure", graphed.phase == "measure"
+    steps, of_eager, of_graphed = np.intersect1d(eager.step[before], graphed.step[after], return_indices=True)
     if not len(steps):
         return "no step was measured in both runs"
     settled = [int((side.phase == "settle").sum()) for side in (eager, graphed)]
     if settled[0] != settled[1]:
         return f"the eager run has {settled[0]} steps of phase settle, but the graphed run has {settled[1]}"
-    eager_ms, graphed_ms = before.step_time_ms[of_eager], after.step_time_ms[of_graphed]
+    eager_ms, graphed_ms = eager.step_time_ms[before][of_eager], graphed.step_time_ms[after][of_graphed]
     if not (is_plausible(eager_ms).all() and is_plausible(graphed_ms).all()):
         return f"a step time is not a number of milliseconds from {SHORTEST_MS:g} to {LONGEST_MS:g}"
     whole = Window(eager_ms, graphed_ms, _off(eager_ms), _off(graphed_ms))
@@ -106,7 +104,8 @@ def behaviour(windows: Sequence[Window]) -> str:
 
 def _interrupted(side: Steps) -> bool:
     """Return whether steps of other phases lie among the measured ones, so that a run could leave out steps."""
-    measured = np.flatnonzero(side.phase == "measure")
+    # analysis/verdict/precapture_check.py has checked that step checks are where the plan has them.
+    measured = np.flatnonzero(side.phase[side.phase != "check"] == "measure")
     return len(measured) > 0 and bool(measured[-1] - measured[0] >= len(measured))
 
 

@@ -29,16 +29,33 @@ MISTAKEN = 0.13
 equal shares."""
 ALPHA = 0.05
 """The probability that a level or an extrapolated ratio is outside its interval."""
-STRETCHES: Floats = np.array(
-    [[first <= block < last for block in range(BLOCKS)] for first, last in itertools.combinations(range(BLOCKS), 2)],
-    float,
+
+
+def _unit(shapes: Floats) -> Floats:
+    """Return ``shapes``, shape (shapes, blocks), moved to mean 0 and scaled to length 1."""
+    centred = shapes - shapes.mean(axis=1, keepdims=True)
+    unit: Floats = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+    return unit
+
+
+STRETCHES = _unit(
+    np.array(
+        [
+            [first <= block < last for block in range(BLOCKS)]
+            for first, last in itertools.combinations(range(BLOCKS), 2)
+        ],
+        float,
+    )
 )
 """Consecutive blocks, shape (stretches, blocks). None ends with the last block, because the other blocks then form a
 stretch."""
-CHANGES: Floats = np.tri(BLOCKS - 1, BLOCKS)
+CHANGES = _unit(np.tri(BLOCKS - 1, BLOCKS))
 """One change of level after any block, shape (changes, blocks). They are stretches too, but few, so that a smaller one stands
 out."""
-LINE: Floats = np.arange(BLOCKS, dtype=float)[None]
+LINE = _unit(np.arange(BLOCKS, dtype=float)[None])
+"""A straight line through all blocks, shape (1, blocks)."""
+HALF_LINE = _unit(np.arange(BLOCKS - BLOCKS // 2, dtype=float)[None])
+"""A straight line through the second half."""
 
 Interval = tuple[float, float]
 Profile = tuple[float, ...]
@@ -74,12 +91,11 @@ def _stands_out(blocks: Floats, shapes: Floats, looks: int = 1) -> bool:
 
 
 def _fit(blocks: Floats, shapes: Floats) -> tuple[Floats, Floats, int]:
-    """Fit ``shapes`` to ``blocks``: return sizes, residual standard deviations, and their degrees of freedom.
+    """Fit ``shapes`` of :func:`_unit` to ``blocks``: return sizes, residual standard deviations, and degrees of freedom.
 
-    Sizes have shape (pairs, shapes) and refer to shapes with mean 0 and length 1. Deviations have shape (shapes,).
+    Sizes have shape (pairs, shapes). Deviations have shape (shapes,).
     """
-    centred = shapes - shapes.mean(axis=1, keepdims=True)
-    size: Floats = blocks @ (centred / np.linalg.norm(centred, axis=1, keepdims=True)).T
+    size: Floats = blocks @ shapes.T
     degrees = blocks.size - 2 * len(blocks)
     whole = float(((blocks - blocks.mean(axis=1, keepdims=True)) ** 2).sum())
     left: Floats = np.sqrt(np.maximum(whole - (size**2).sum(axis=0), 0) / degrees)
@@ -98,7 +114,7 @@ def _levels(blocks: Floats) -> Interval:
 def _levels_of(blocks: Floats) -> Interval:
     size, left, degrees = _fit(blocks, STRETCHES)
     best = int(np.argmax(np.abs(size)))
-    inside = STRETCHES[best].astype(bool)
+    inside = STRETCHES[best] > 0
     sides = blocks[0, inside], blocks[0, ~inside]
     half = quantile(1 - ALPHA / 2, degrees) * left[best] / math.sqrt(min(map(len, sides)))
     low, high = sorted(float(side.mean()) for side in sides)
@@ -108,7 +124,7 @@ def _levels_of(blocks: Floats) -> Interval:
 def _ahead(late: Floats) -> Interval:
     """Return the interval of the log ratio ``HORIZON`` windows later, by a line through the ``late`` blocks of all pairs."""
     count = late.shape[1]
-    size, left, degrees = _fit(late, LINE[:, :count])
+    size, left, degrees = _fit(late, HALF_LINE)
     reach = (HORIZON * BLOCKS + count / 2) / math.sqrt((count**3 - count) / 12)
     half = quantile(1 - ALPHA / 2, degrees) * float(left[0]) * math.sqrt((1 / count + reach**2) / len(late))
     ahead = float(late.mean() + reach * size.mean())
