@@ -285,7 +285,7 @@ def add_verdicts(project: str, token: str, content: Mapping[str, Any], say: Call
             # A run that was never uploaded does not exist.
             missing = next(iter(str(error).splitlines()), type(error).__name__)
     if done < len(summaries):
-        say(f"{done} of {len(summaries)} runs have their verdict in W&B ({missing}); the run analysis has all")
+        say(f"{done} of {len(summaries)} runs have their verdict in W&B ({missing}); the run analysis has all of them")
 
 
 def run_summaries(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
