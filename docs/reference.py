@@ -293,7 +293,7 @@ def _verdict_of(exhibit: Path) -> str:
     """Return what the report of an exhibit says of the cells that DIVERGED, if it ran."""
     report = DOCS / "results" / exhibit.stem / "report.json"
     if not report.exists():
-        return " (not run yet)"
+        return " (no report yet)"
     cells = [
         cell for cell in json.loads(report.read_text())["cells"] if (cell["verdict"] or {}).get("verdict") == "DIVERGED"
     ]

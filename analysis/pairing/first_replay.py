@@ -47,9 +47,11 @@ def check_first_replay(eager: Attempt, graphed: Attempt, others: Sequence[Attemp
                 f"{name} on rank {rank} by {share:.2g} of it" for (rank, name), share in found[:MOST_NAMED]
             )
             more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-            reason = f"replays compute other gradients in step {step}, although eager runs agree: {named}{more}"
+            reason = f"graphed runs compute other gradients in step {step}, although eager runs agree: {named}{more}"
             return Verdict(
-                "DIVERGED", reason, "capture fewer parts, and find the part without which the gradients are equal"
+                "DIVERGED",
+                reason,
+                "make sure that both commands differ in graphs alone; then capture fewer parts until the gradients are equal",
             )
     return None
 

@@ -9,9 +9,8 @@ import numpy as np
 from analysis.records.run import Attempt
 from analysis.records.steps import Floats
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS
-from analysis.verdict.rungs import MINIMUM_STEPS
 from analysis.verdict.verdict import Verdict
-from launch.contract.plan import Margins
+from launch.contract.plan import MINIMUM_STEPS, Margins
 
 SOURCES = ("loss", "grad_norm", "steps", "metrics")
 """The observer's records of where a run's steps come from."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from analysis.speed.speedup import Speed
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.ranking import rank
-from analysis.verdict.rungs import MINIMUM_STEPS
 from analysis.verdict.verdict import STEP_CHECKED, VerdictName
 from launch.common.text import count
 from launch.contract.outcomes import OutcomeName
+from launch.contract.plan import MINIMUM_STEPS
 
 AGREEMENT: Mapping[VerdictName, str] = {
     "BITWISE": "bit-identical",

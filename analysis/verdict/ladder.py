@@ -39,7 +39,6 @@ from analysis.verdict.drift import drift_of_run, leaves_margin, rise_of_line
 from analysis.verdict.equivalence_test import estimate_of, mean_within
 from analysis.verdict.growth import late_growth
 from analysis.verdict.rungs import (
-    MINIMUM_STEPS,
     SMALLER,
     ComparisonWindow,
     describe_untrained,
@@ -53,7 +52,7 @@ from analysis.verdict.rungs import (
     too_short,
 )
 from analysis.verdict.verdict import Verdict
-from launch.contract.plan import Margins
+from launch.contract.plan import MINIMUM_STEPS, Margins
 
 _SINGLE = "shown by a single graphed run, and its repeats may differ more"
 

@@ -28,10 +28,7 @@ from analysis.verdict.equivalence_test import ALPHA
 from analysis.verdict.noise_scale import noise_scale
 from analysis.verdict.step_test import find_hidden, spike_limit
 from analysis.verdict.verdict import REPEAT, Verdict
-from launch.contract.plan import Margins
-
-MINIMUM_STEPS = 100
-"""The least steps after the capture for EQUIVALENT."""
+from launch.contract.plan import MINIMUM_STEPS, Margins
 
 SMALLER = "capture a smaller scope until the curves agree, and look at the first step that differs"
 _SECOND = "set repeats to 2 or more, since a second eager run measures the noise floor"

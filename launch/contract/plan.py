@@ -32,6 +32,10 @@ class Reason:
         return f"{self.message}. {self.remedy}"
 
 
+MINIMUM_STEPS = 100
+"""The least steps after the capture for EQUIVALENT."""
+
+
 @dataclass(frozen=True)
 class Margins:
     """The largest differences that count as equal: loss in nats, gradient norm relative to the eager value.

@@ -19,6 +19,7 @@ PLACES = ("output", "python", "node_rank", "master_addr", "master_port")
 _FIELDS = ("training", "parallelism", "placement")
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _LAUNCHER = re.compile(r"(ba)?sh|torchrun|accelerate|deepspeed|(python|\{python\})[\d.]*")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _NO_SCRIPT = re.compile(r"-[a-zA-Z]*c|-m(?! (torch\.distributed\.|accelerate\.))")
 
 
@@ -40,6 +41,8 @@ def script_of(words: Sequence[str]) -> str:
     program = words[0] if words else ""
     if PurePath(program).name == "env":
         return script_of([*dropwhile(lambda word: "=" in word or word.startswith("-"), words[1:])])
+    if _VARIABLE.match(program):
+        return script_of(words[1:])
     if not _LAUNCHER.fullmatch(PurePath(program).name):
         return program if "/" in program else ""
     for word, following in zip(words[1:], (*words[2:], ""), strict=True):

@@ -204,7 +204,7 @@ RULES: tuple[Rule, ...] = (
         "megatron.tp", ("parallelism.tp", "parallelism.etp", "parallelism.ep"),
         "with ep=1 Megatron-Core reduces the gradients of experts over dp and cp, so etp must equal tp",
         lambda spec: spec.model.is_moe and spec.parallelism.ep <= 1 and spec.parallelism.tp != spec.parallelism.etp,
-        fix="Set parallelism.tp=1, or etp to tp, or megatron_core=0.19, or ep to 2 or more.",
+        fix="Set parallelism.tp=1, or parallelism.etp to tp, or megatron_core=0.19, or ep to 2 or more.",
         releases=("0.16",),
     ),
     MegatronRule(

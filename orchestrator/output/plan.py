@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from launch.common.text import count, size
-from launch.contract.plan import Cell, Plan, PlannedBundle, Reason
+from launch.contract.plan import MINIMUM_STEPS, Cell, Plan, PlannedBundle, Reason
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
 from launch.support import known_faults
@@ -60,6 +60,7 @@ def print_plan_summary(plan: Plan) -> None:
 def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[BatchScript] = ()) -> None:
     """Print bundles with their runs in order, batch scripts, cells that will not run and why, known faults, and forecasts."""
     print_plan_summary(plan)
+    _print_lack_of_steps(plan)
     cells = plan.cell_of_run()
     for number, bundle in enumerate(plan.bundles, 1):
         print(f"\nbundle {number} of {len(plan.bundles)} ({bundle.bundle_id}), one allocation", end="")
@@ -87,6 +88,22 @@ def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[
     _print_memory(plan, memory)
     if hours:
         print(f"\nat most {hours:.2f} GPU hours, if every run takes its time limit")
+
+
+def _print_lack_of_steps(plan: Plan) -> None:
+    """Say that EQUIVALENT needs more steps, unless equal bits or step checks alone can decide."""
+    specs = [
+        cell.run_spec
+        for cell in plan.cells
+        if cell.graphed and cell.state == "run" and cell.expect.outcome == "COMPLETED"
+    ]
+    needed = max((spec.first_compared + MINIMUM_STEPS for spec in specs if not spec.training.deterministic), default=0)
+    fewest = min((spec.training.steps for spec in specs), default=0)
+    if plan.margins.mode == "full" and fewest < needed:
+        print(
+            f"\n{fewest} steps are too few for EQUIVALENT, which compares {MINIMUM_STEPS} steps after the capture: set "
+            f"training.steps to {needed} or more, or equivalence.mode=quick"
+        )
 
 
 def _print_memory(plan: Plan, memory: MemoryCheck) -> None:

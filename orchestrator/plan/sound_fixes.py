@@ -20,6 +20,7 @@ from orchestrator.rules import refusals
 
 _BETWEEN = re.compile(r"(?:, or|\. Or) ")
 _SETTING = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)*=(?:\[[^\]]*\]|[\w.]*\w)")
+_FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)*=|[a-z_]+(\.[a-z_]+)+ to ")
 
 
 def alternatives(fix: str) -> list[tuple[str, list[str]]]:
@@ -41,7 +42,7 @@ def _keep_sound(spec: RunSpec, reason: Reason, others: set[str]) -> str:
     if not sound:
         return f"{reason.remedy} None of these is enough alone, because another rule then rejects the cell."
     text = ", or ".join(sound)
-    return f"{'Set ' if _SETTING.match(text) else ''}{text if _SETTING.match(text) else text[0].upper() + text[1:]}."
+    return f"Set {text}." if _FIELD.match(text) else f"{text[0].upper()}{text[1:]}."
 
 
 def _refusals(spec: RunSpec) -> set[str]:

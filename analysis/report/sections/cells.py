@@ -7,8 +7,7 @@ from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import escape, figure, how_to_read, table
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.labels import layout_words
-from analysis.verdict.rungs import MINIMUM_STEPS
-from launch.contract.plan import Margins
+from launch.contract.plan import MINIMUM_STEPS, Margins
 
 HEADER = (
     "name",
@@ -20,7 +19,7 @@ HEADER = (
     "replay check",
 )
 SPEED = (
-    "Speed-up: eager's step time over the graphed one, with the interval that decides its verdict. Step times are means over the "
+    "Speed-up: eager's step time over the graphed one, with its interval over the pairs; the section Speed has the checks that also decide its verdict. Step times are means over the "
     "steady steps."
 )
 

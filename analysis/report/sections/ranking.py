@@ -63,7 +63,7 @@ def _best(ranking: Ranking, names: Mapping[str, str]) -> str:
 
 
 def _row(place: int, cell: Ranked, ranking: Ranking, names: Mapping[str, str]) -> list[str]:
-    tied = " (statistically tied)" if cell.statistically_tied else ""
+    tied = f" (statistically tied with {names[ranking.best.label]})" if cell.statistically_tied else ""
     row = [f"{place}{tied}", names[cell.label], ", ".join(cell.settings)]
     if ranking.device == "cuda":
         row += [

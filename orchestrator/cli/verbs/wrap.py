@@ -147,7 +147,7 @@ def _find_copies(logs: Sequence[Path]) -> list[Problem]:
     return [
         Problem(
             str(copy),
-            f"it equals {log} byte for byte, so one is a copy",
+            f"it equals {log} byte for byte, so one may be a copy",
             "name a log of another run, with the time of each step",
         )
         for log, copy in combinations(logs, 2)

@@ -14,9 +14,8 @@ from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
 from analysis.verdict.family import judge_family
 from analysis.verdict.ladder import judge_curves
-from analysis.verdict.rungs import MINIMUM_STEPS
 from analysis.verdict.verdict import VERDICTS, Verdict, worst
-from launch.contract.plan import Margins
+from launch.contract.plan import MINIMUM_STEPS, Margins
 
 CAPTURE = 3
 STEPS = CAPTURE + 1 + MINIMUM_STEPS

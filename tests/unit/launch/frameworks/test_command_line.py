@@ -92,6 +92,7 @@ SCRIPTS = {
     "torchrun --standalone --nproc-per-node 2 a.py": "a.py",
     "python3.11 -m torch.distributed.run a.py": "a.py",
     "/usr/bin/env X=1 bash run.sh": "run.sh",
+    "GRAPHS=1 python a.py": "a.py",
     "./own --out b.py": "./own",
     "python -m package --config c.py": "",
     "bash -lc 'cd there && python a.py'": "",

@@ -234,6 +234,36 @@ def test_plan_lists_known_faults(capsys: pytest.CaptureFixture[str]) -> None:
         )
 
 
+def test_plan_says_that_steps_are_too_few(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three steps warm up and one captures."""
+    said = "103 steps are too few for EQUIVALENT, which compares 100 steps after the capture: set training.steps to 104"
+    cases = {
+        ("103",): True,
+        ("104",): False,
+        ("103", "training.deterministic=true"): False,
+        ("20", "equivalence.mode=quick"): False,
+    }
+    for (steps, *rest), is_said in cases.items():
+        assert (
+            main(
+                [
+                    "plan",
+                    str(ROOT / "recipes" / "tiny_moe.yaml"),
+                    "resources.device=cpu",
+                    f"training.steps={steps}",
+                    *rest,
+                ]
+            )
+            == 0
+        )
+        assert (said in capsys.readouterr().out) == is_said, (steps, rest)
+
+
+def test_advice_is_only_on_the_projects_own_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", str(ROOT / "recipes" / "user_script.yaml")]) == 1
+    assert "engine: advise inspects only the engines torch_native and megatron" in capsys.readouterr().err
+
+
 def test_overrides_are_accepted_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     before = ["plan", TINY, "training.steps=50", "sweep=null", "--json", "--only", "cuda_graph.impl=none"]
     after = ["plan", "--json", TINY, "training.steps=50", "--only", "cuda_graph.impl=none", "sweep=null"]
