@@ -23,7 +23,7 @@ def write_constants(file: Path, site: SiteConstants) -> None:
 
 
 def read_constants(file: Path) -> Constants:
-    """Return the constants of ``file`` in place of the built-in ones, or the built-in ones if there is none.
+    """Return the constants of ``file`` in place of the built-in ones, or the built-in ones if there is no such file.
 
     Raises:
         InputError: the file is damaged.
@@ -32,7 +32,7 @@ def read_constants(file: Path) -> Constants:
         site = from_json(SiteConstants, read_json(file))
         if unknown := sorted(site.constants.keys() - SITE):
             raise ValueError(f"there is no constant {unknown[0]!r}")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return MEASURED
     except (RecordError, TypeError, ValueError) as error:
         raise input_error(str(file), str(error), "delete it, or write it again by plan --calibrate SWEEP") from error
