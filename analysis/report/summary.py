@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from launch.contract.outcomes import RESULTS_INTACT
 
 MAXIMUM_NAMES = 3
 """The number of cells that a sentence names before it counts the rest."""
+MESSAGE_LENGTH = 200
+"""The most characters of a failed run's message in a sentence."""
 BOTTLENECKS: dict[Bound, str] = {
     "device": "the GPU",
     "communication": "communication, or a wait for another rank,",
@@ -113,6 +116,13 @@ def _flaky(result: CellResult) -> str:
     return next((why for why in result.integrity.flaky_attempts[:1] if why not in known), "")
 
 
+def _cause(result: CellResult) -> str:
+    """Return the message of the first run that did not end as expected, after a colon, shortened; "" without one."""
+    ends = (run.attempt.outcome for run in result.runs if run.attempt)
+    message = next((end.message for end in ends if end.message and not end.matches(result.cell.expect)), "")
+    return f": {textwrap.shorten(one_line(message), MESSAGE_LENGTH)}" if message else ""
+
+
 def _slowed(result: CellResult) -> str:
     throttling = result.speed.throttling
     return f"by {throttling.own.slowed}" if throttling and throttling.own.slowed else ""
@@ -124,7 +134,7 @@ PROBLEMS: tuple[tuple[str, str, Detail], ...] = (
     (
         "cell",
         "did not end as expected",
-        lambda r: f"ended {r.outcome}, expected {r.cell.expect.text}" if r.unexpected else "",
+        lambda r: f"ended {r.outcome}, expected {r.cell.expect.text}{_cause(r)}" if r.unexpected else "",
     ),
     ("cell", "left unsound records", lambda r: next(iter(r.integrity.unsound_records), "")),
     ("cell", "ended differently in another attempt", _flaky),

@@ -61,6 +61,11 @@ def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[
     """Print bundles with their runs in order, batch scripts, cells that will not run and why, known faults, and forecasts."""
     print_plan_summary(plan)
     _print_lack_of_steps(plan)
+    checks = {len(cell.run_spec.checked_steps) for cell in plan.cells if cell.graphed and cell.state == "run"}
+    if any(checks):
+        print(
+            f"\nstep checks: {' or '.join(map(str, sorted(checks)))} steps of each graphed run are also computed uncaptured"
+        )
     cells = plan.cell_of_run()
     for number, bundle in enumerate(plan.bundles, 1):
         print(f"\nbundle {number} of {len(plan.bundles)} ({bundle.bundle_id}), one allocation", end="")

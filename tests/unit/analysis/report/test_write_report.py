@@ -85,6 +85,7 @@ def test_parts_stand_in_order_with_the_worst_news_first(tmp_path: Path) -> None:
         < text.index("did not end as expected")
         < text.index("Not run:")
     )
+    assert "(ended CUDA_OOM, expected COMPLETED: out of memory tried to allocate" in text, "a failed run's message"
     assert report.summary.startswith(text.splitlines()[2])
     assert "`torch_compile, lr 0.001` (A1) is 1.25x faster (" in report.summary
 

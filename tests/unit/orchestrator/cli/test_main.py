@@ -259,6 +259,13 @@ def test_plan_says_that_steps_are_too_few(capsys: pytest.CaptureFixture[str]) ->
         assert (said in capsys.readouterr().out) == is_said, (steps, rest)
 
 
+def test_plan_says_how_many_steps_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    for checks in (0, 3):
+        settings = ["resources.device=cpu", f"step_checks={checks}"]
+        assert main(["plan", str(ROOT / "recipes" / "tiny_moe.yaml"), *settings]) == 0
+        assert ("step checks: 3 steps of each graphed run" in capsys.readouterr().out) == (checks > 0)
+
+
 def test_advice_is_only_on_the_projects_own_engines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", str(ROOT / "recipes" / "user_script.yaml")]) == 1
     assert "engine: advise inspects only the engines torch_native and megatron" in capsys.readouterr().err
