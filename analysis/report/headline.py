@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -100,7 +101,7 @@ def _none_is_faster(sound: Sequence[CellResult], decided: bool, ran: Sequence[Ce
     result, speed = max(timed, key=lambda item: item[1].ratio)
     claim = f"{_name(result)} measured {speed.ratio:.2f}x ({interval(speed)}) and is {_agreement(result)}"
     includes_1 = speed.low is not None and speed.high is not None and speed.low <= 1 <= speed.high
-    doubt = _ties(result, ran) if includes_1 or speed.verdict != "INCONCLUSIVE" else speed.reason.partition(":")[0]
+    doubt = _ties(result, ran) if includes_1 or speed.verdict != "INCONCLUSIVE" else re.split("[:;]", speed.reason)[0]
     return lead, "; ".join(filter(None, (claim, doubt)))
 
 

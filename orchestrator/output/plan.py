@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from launch.common.text import count, size
-from launch.contract.plan import MINIMUM_STEPS, Cell, Plan, PlannedBundle, Reason
+from launch.contract.plan import MINIMUM_STEPS, Cell, Margins, Plan, PlannedBundle, Reason
+from launch.contract.spec import RunSpec
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
 from launch.support import known_faults
@@ -60,12 +61,12 @@ def print_plan_summary(plan: Plan) -> None:
 def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[BatchScript] = ()) -> None:
     """Print bundles with their runs in order, batch scripts, cells that will not run and why, known faults, and forecasts."""
     print_plan_summary(plan)
-    _print_lack_of_steps(plan)
-    checks = {len(cell.run_spec.checked_steps) for cell in plan.cells if cell.graphed and cell.state == "run"}
-    if any(checks):
-        print(
-            f"\nstep checks: {' or '.join(map(str, sorted(checks)))} steps of each graphed run are also computed uncaptured"
-        )
+    to_run = [
+        cell for cell in plan.cells if cell.graphed and cell.state == "run" and cell.expect.outcome == "COMPLETED"
+    ]
+    graphed = [cell.run_spec for cell in to_run]
+    _print_lack_of_steps(graphed, plan.margins)
+    _print_step_checks(graphed)
     cells = plan.cell_of_run()
     for number, bundle in enumerate(plan.bundles, 1):
         print(f"\nbundle {number} of {len(plan.bundles)} ({bundle.bundle_id}), one allocation", end="")
@@ -95,20 +96,25 @@ def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[
         print(f"\nat most {hours:.2f} GPU hours, if every run takes its time limit")
 
 
-def _print_lack_of_steps(plan: Plan) -> None:
+def _print_lack_of_steps(specs: Sequence[RunSpec], margins: Margins) -> None:
     """Say that EQUIVALENT needs more steps, unless equal bits or step checks alone can decide."""
-    specs = [
-        cell.run_spec
-        for cell in plan.cells
-        if cell.graphed and cell.state == "run" and cell.expect.outcome == "COMPLETED"
-    ]
-    needed = max((spec.first_compared + MINIMUM_STEPS for spec in specs if not spec.training.deterministic), default=0)
-    fewest = min((spec.training.steps for spec in specs), default=0)
-    if plan.margins.mode == "full" and fewest < needed:
+    short = [spec for spec in specs if not spec.training.deterministic and _needed_steps(spec) > spec.training.steps]
+    if margins.mode == "full" and short:
+        quick = "" if all(spec.engine == "command" for spec in short) else ", or equivalence.mode=quick"
         print(
-            f"\n{fewest} steps are too few for EQUIVALENT, which compares {MINIMUM_STEPS} steps after the capture: set "
-            f"training.steps to {needed} or more, or equivalence.mode=quick"
+            f"\n{min(spec.training.steps for spec in short)} steps are too few for EQUIVALENT, which compares {MINIMUM_STEPS} "
+            f"steps after the capture: set training.steps to {max(map(_needed_steps, short))} or more{quick}"
         )
+
+
+def _needed_steps(spec: RunSpec) -> int:
+    return spec.first_compared + MINIMUM_STEPS
+
+
+def _print_step_checks(specs: Sequence[RunSpec]) -> None:
+    numbers = sorted({len(spec.checked_steps) for spec in specs})
+    if any(numbers):
+        print(f"\nstep checks: {' or '.join(map(str, numbers))} steps of each graphed run are also computed uncaptured")
 
 
 def _print_memory(plan: Plan, memory: MemoryCheck) -> None:

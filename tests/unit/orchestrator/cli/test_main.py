@@ -257,6 +257,9 @@ def test_plan_says_that_steps_are_too_few(capsys: pytest.CaptureFixture[str]) ->
             == 0
         )
         assert (said in capsys.readouterr().out) == is_said, (steps, rest)
+    assert main(["plan", str(ROOT / "recipes" / "user_script.yaml"), "training.steps=50"]) == 0
+    said = capsys.readouterr().out
+    assert "50 steps are too few" in said and "mode=quick" not in said, "its program has no step checks"
 
 
 def test_plan_says_how_many_steps_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
