@@ -121,7 +121,7 @@ class GoldenNotRun:
 
 @dataclass(frozen=True)
 class GoldenSummary:
-    """``unvalidated`` says why no graphed cell has a verdict; it is empty if one has."""
+    """``unvalidated`` says which graphed cells could not run; it is empty if none is missing."""
 
     unvalidated: str = ""
 

@@ -39,12 +39,12 @@ class Case:
 def junit_of_report(golden: Golden, *, allow_empty: bool = False) -> bytes:
     """Return the JUnit XML of a report. A cell passes if nothing in it makes the report's exit code other than 0.
 
-    If no graphed cell has a verdict, one more testcase is in error, unless ``allow_empty`` is set.
+    If graphed cells could not run, or there are none, one more testcase is in error, unless ``allow_empty`` is set.
     """
     cases = [_case_of_cell(cell, golden.failure_modes) for cell in golden.cells]
     cases += (Case(cell.label, "skipped", cell.state, cell.rules) for cell in golden.not_run)
     if golden.summary.unvalidated and not allow_empty:
-        cases.append(Case("graphed cells", "error", "nothing validated", golden.summary.unvalidated))
+        cases.append(Case("graphed cells", "error", "not validated", golden.summary.unvalidated))
     properties = {key: ", ".join(value for value, _ in values) for key, values in golden.provenance.items()}
     return _as_xml(golden.sweep, cases, properties)
 

@@ -43,7 +43,7 @@ class Summary:
     unexpected: int
     unfinished_runs: int
     unvalidated: str
-    """Why nothing was validated; empty if a graphed cell was to run."""
+    """Which graphed cells have no verdict and why; empty if each ran or was rejected, and at least one ran."""
     exit_code: ExitCode
     repeats_to_decide: int | None
     """About how many repeats decide on speed, where it is undecided and more repeats would do."""
@@ -57,6 +57,7 @@ class Summary:
 
 def summarise(results: Sequence[CellResult]) -> Summary:
     unvalidated, decision = _describe_unvalidated(results), headline(results)
+    lack = f"**{'Not all' if decision else 'Nothing'} was validated**: {unvalidated}." if unvalidated else ""
     undecided = _undecided([result for result in results if result.cell.state == "run"])
     verdicts = Counter(result.verdict.verdict for result in results if result.verdict)
     cells = Counter(str(result.cell.state) for result in results)
@@ -68,7 +69,7 @@ def summarise(results: Sequence[CellResult]) -> Summary:
         unvalidated=unvalidated,
         exit_code=exit_code(results) or (ExitCode.INCONCLUSIVE if unvalidated else ExitCode.PASS),
         repeats_to_decide=undecided[0].repeats_to_decide if undecided else None,
-        headline=one_line(decision or f"**Nothing was validated**: {unvalidated}."),
+        headline=one_line(" ".join(filter(None, (lack, decision)))),
         notes=tuple(map(one_line, filter(None, _notes(results, decision, undecided)))),
     )
 
@@ -91,14 +92,20 @@ def _notes(results: Sequence[CellResult], decision: str, undecided: tuple[Speed,
 
 
 def _describe_unvalidated(results: Sequence[CellResult]) -> str:
-    """Describe why no graphed cell has a verdict; return "" if one has a verdict or failed as the recipe expects."""
+    """Describe the graphed cells that could not run; return "" if there are none.
+
+    A rejected cell could run nowhere, so it counts only if no graphed cell ran.
+    """
     graphed = [result for result in results if result.cell.graphed]
-    if any(result.validated for result in graphed):
-        return ""
-    reasons = (", ".join(f"{why.rule}: {why.message}" for why in result.cell.reasons[:1]) for result in graphed)
-    names = [f"`{result.cell.label}` ({reason})" for result, reason in zip(graphed, reasons, strict=True)]
-    said = f"no graphed cell could run. Not validated: {first_names(names, MAXIMUM_NAMES)}"
-    return said if graphed else "the plan has no graphed cell"
+    some = any(result.validated for result in graphed)
+    missing = [result for result in graphed if not some or result.cell.state == "not_runnable"]
+    if not missing:
+        return "" if graphed else "the plan has no graphed cell"
+    reasons = (", ".join(f"{why.rule}: {why.message}" for why in result.cell.reasons[:1]) for result in missing)
+    names = [f"`{result.cell.label}` ({reason})" for result, reason in zip(missing, reasons, strict=True)]
+    lack = f"{len(missing)} of {count('graphed cell', len(graphed))}" if some else "no graphed cell"
+    could = "cannot run on this host or cluster" if some else "could run"
+    return f"{lack} {could}. Not validated: {first_names(names, MAXIMUM_NAMES)}"
 
 
 def _bad_news(ran: Sequence[CellResult], noun: str, predicate: str, detail: Detail) -> str:

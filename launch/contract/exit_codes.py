@@ -30,7 +30,7 @@ _REPORT = {
     ExitCode.PASS: "every verdict passes, and every outcome is as expected",
     ExitCode.UNFINISHED: _LOST,
     ExitCode.FAILED: "a verdict failed, an outcome was unexpected, or a pair is INCOMPARABLE",
-    ExitCode.INCONCLUSIVE: "nothing failed, but verdicts are inconclusive, or no graphed cell has one (0 with --allow-empty)",
+    ExitCode.INCONCLUSIVE: "nothing failed, but verdicts are inconclusive, or graphed cells could not run here (0 with --allow-empty)",
 }
 OWN: Mapping[str, Mapping[ExitCode, str]] = {
     "sweep": _REPORT,

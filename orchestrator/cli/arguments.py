@@ -86,7 +86,7 @@ def add_allow_empty(parser: Parser) -> None:
     parser.add_argument(
         "--allow-empty",
         action="store_true",
-        help="exit with 0 if nothing failed, even if no graphed cell has a verdict",
+        help="exit with 0 if nothing failed, even if graphed cells could not run here, or there is none",
     )
 
 

@@ -82,9 +82,10 @@ def read_needed_runs(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunStat
 def read_exit_code(sweep: SweepPaths, *, allow_empty: bool) -> ExitCode:
     """Return the exit code of the report on disk.
 
-    With ``allow_empty``, return 0 if the report's only fault is that no graphed cell has a verdict.
+    With ``allow_empty``, return 0 if the report's only fault is that graphed cells could not run, or that it has none.
     """
     content = read_json(sweep.report / "summary.json")
-    code = ExitCode(content["exit_code"])
-    allowed = allow_empty and bool(content["summary"]["unvalidated"]) and code == ExitCode.INCONCLUSIVE
+    code, summary = ExitCode(content["exit_code"]), content["summary"]
+    undecided = "INCONCLUSIVE" in summary["verdicts"]
+    allowed = allow_empty and bool(summary["unvalidated"]) and code == ExitCode.INCONCLUSIVE and not undecided
     return ExitCode.PASS if allowed else code

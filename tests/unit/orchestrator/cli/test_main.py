@@ -493,6 +493,29 @@ def test_a_sweep_of_eager_cells_validates_nothing(capsys: pytest.CaptureFixture[
     assert main(["report", "failing", "--allow-empty"]) == 3, "a failure is a failure"
 
 
+def test_a_graphed_cell_that_cannot_run_here_is_missing(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    """A host that lost its GPU still compares compiled code on its CPU."""
+    reason = Reason("host.gpus", "the run needs 1 GPU on a node, and this host has 0", "go elsewhere")
+    extra = [Extra(workload_spec(0, "torch", 20), (reason,), "not_runnable")]
+    write_sweep(elsewhere / "sweeps" / "lost", steps=20, extra=extra)
+    assert main(["report", "lost", "--junit", "out.xml"]) == 4
+    first = capsys.readouterr().out.strip().partition("\n")[0]
+    assert first.startswith(
+        "**Not all was validated**: 1 of 2 graphed cells cannot run on this host or cluster. Not validated: "
+    )
+    assert f"torch, lr 0.001 (host.gpus: {reason.message}). A CPU shows nothing about CUDA graphs: " in first
+    assert ElementTree.parse(elsewhere / "out.xml").getroot().attrib["errors"] == "1"
+    assert main(["report", "lost", "--allow-empty"]) == 0
+    write_sweep(elsewhere / "sweeps" / "undecided", steps=20, repeats=1, edit=noisy, extra=extra)
+    assert main(["report", "undecided", "--allow-empty"]) == 4, "an undecided verdict is none"
+
+
+def noisy(run: AttemptRecord) -> None:
+    if run.spec.graphed:
+        for row in run.metrics:
+            row["loss"] += 1e-6
+
+
 def test_junit_has_the_times_of_the_runs(elsewhere: Path) -> None:
     write_sweep(elsewhere / "sweeps" / "timed", repeats=2, steps=20)
     main(["report", "timed", "--junit", "out.xml"])
