@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
-from analysis.speed.speedup import Speed
+from analysis.speed.speedup import BAND, Speed
 from analysis.sweep.cell_results import CellResult
-from analysis.sweep.ranking import rank
+from analysis.sweep.ranking import Order, Ranking, rank
 from analysis.verdict.verdict import STEP_CHECKED, VerdictName
 from launch.common.text import count
 from launch.contract.outcomes import OutcomeName
@@ -19,6 +19,11 @@ AGREEMENT: Mapping[VerdictName, str] = {
     "EQUIVALENT": "equivalent in its losses",
     STEP_CHECKED: "equivalent in its checked steps (noise hides the curves)",
 }
+ORDERS: Mapping[Order, str] = {
+    "equal": f"it is within {BAND:.0%} of {{}}",
+    "undecided": "whether it is faster than {} is not decided",
+}
+"""What the headline says of cells that are not certainly slower than the fastest."""
 DECIDED = ("DIVERGED", "out of memory", "ended CAPTURE_FAILED", "failed as expected")
 """States that more runs cannot change."""
 OUT_OF_MEMORY: OutcomeName = "CUDA_OOM"
@@ -83,8 +88,8 @@ def _faster(
         noun = "layout" if len(layouts) == len(workloads) else "workload"
         where, gain = f" in {len(won)} of {len(workloads)} {noun}s", ", the largest gain,"
     claim = f"{_name(result)} is {speed.ratio:.2f}x faster ({interval(speed)}){gain} and {_agreement(result)}"
-    ties, memory = _ties(result, ran), _memory(eager.get(result.cell.workload_id), result)
-    return f"Turn graphs on{where}", "; ".join(filter(None, (claim, ties, memory)))
+    rivals, memory = _not_slower(result, ran), _memory(eager.get(result.cell.workload_id), result)
+    return f"Turn graphs on{where}", "; ".join(filter(None, (claim, rivals, memory)))
 
 
 def _none_is_faster(sound: Sequence[CellResult], decided: bool, ran: Sequence[CellResult]) -> tuple[str, str]:
@@ -101,7 +106,9 @@ def _none_is_faster(sound: Sequence[CellResult], decided: bool, ran: Sequence[Ce
     result, speed = max(timed, key=lambda item: item[1].ratio)
     claim = f"{_name(result)} measured {speed.ratio:.2f}x ({interval(speed)}) and is {_agreement(result)}"
     includes_1 = speed.low is not None and speed.high is not None and speed.low <= 1 <= speed.high
-    doubt = _ties(result, ran) if includes_1 or speed.verdict != "INCONCLUSIVE" else re.split("[:;]", speed.reason)[0]
+    doubt = (
+        _not_slower(result, ran) if includes_1 or speed.verdict != "INCONCLUSIVE" else re.split("[:;]", speed.reason)[0]
+    )
     return lead, "; ".join(filter(None, (claim, doubt)))
 
 
@@ -149,11 +156,16 @@ def _memory(eager: CellResult | None, graphed: CellResult) -> str:
     return f"peak memory {verb} from {before} to {after} GiB"
 
 
-def _ties(result: CellResult, ran: Sequence[CellResult]) -> str:
-    """Describe the cells that are tied with ``result`` if it is the fastest of its task; return "" without any."""
+def _not_slower(result: CellResult, ran: Sequence[CellResult]) -> str:
+    """Describe the cells that may be as fast as ``result`` if it is the fastest of its task; return "" without any."""
     rankings = [ranking for ranking in rank(ran) if ranking.best.label == result.cell.label]
-    tied = {cell.label for ranking in rankings for cell in ranking.cells if cell.statistically_tied}
-    eager = tied & {each.cell.label for each in ran if not each.cell.graphed}
-    others = count("other cell", len(tied - eager)) if tied - eager else ""
-    words = " and ".join(filter(None, ("eager" if eager else "", others)))
-    return f"it is statistically tied with {words}" if words else ""
+    baselines = {each.cell.label for each in ran if not each.cell.graphed}
+    said = {order: _count_cells(rankings, order, baselines) for order in ORDERS}
+    return ", and ".join(ORDERS[order].format(words) for order, words in said.items() if words)
+
+
+def _count_cells(rankings: Sequence[Ranking], order: Order, baselines: Set[str]) -> str:
+    """Return "eager and 2 other cells" for the cells of an order; "" for none."""
+    labels = {cell.label for ranking in rankings for cell in ranking.against_best(order)}
+    others = count("other cell", len(labels - baselines)) if labels - baselines else ""
+    return " and ".join(filter(None, ("eager" if labels & baselines else "", others)))

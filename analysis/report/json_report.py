@@ -44,7 +44,7 @@
      "tasks": [[{"label", "first_loss", "last_loss", "steps", "loss_difference", "loss_step", "grad_norm_difference"}]],
      "rankings": [{"task_id", "name", "device", "allocations", "machines": [text], "not_ranked": [[label, reason]],
                    "cells": [{"label", "settings": [text], "ranks", "nodes", "runs", "relative" (step time, first = 1),
-                              "memory_per_rank" (bytes), "on_pareto_front", "statistically_tied", and on a GPU "step_ms",
+                              "memory_per_rank" (bytes), "on_pareto_front", "against_best", and on a GPU "step_ms",
                               "low_ms", "high_ms", "tokens_per_second_per_rank", "tflops"}]}],
      "outcome_matrix": [{"eager", "graphed", "cells": [label]}],
      "metric_changes": [{"metric", "graphs", "cells": [{"label", "relative", "sure", "eager", "graphed"}]}],

@@ -200,8 +200,8 @@ def _fastest(ran: Sequence[CellResult], decision: str) -> str:
         return ""
     names = []
     for ranking in rankings:
-        ties = f", statistically tied with {count('other', ranking.tied)}" if ranking.tied else ""
-        names.append(f"`{ranking.best.label}` of {len(ranking.cells)} cells{ties}")
+        doubt = f", {ranking.not_slower}" if ranking.not_slower else ""
+        names.append(f"`{ranking.best.label}` of {len(ranking.cells)} cells{doubt}")
     of = "its task" if len(rankings) == 1 else "their tasks"
     return f"Fastest of {of}: {first_names(names, MAXIMUM_NAMES)}." if names else ""
 

@@ -1,7 +1,7 @@
 """Rank the cells of a task, fastest first: layouts, dispatchers, engines and graph configurations.
 
-Cells of one task compute the same model. They need not share an allocation, so the order is by absolute step time. Two cells of
-different workloads are statistically tied unless they differ by more than two allocations may differ. The ranking has eager
+Cells of one task compute the same model. They need not share an allocation, so the order is by absolute step time. The order of
+two cells of different workloads is undecided unless they differ by more than two allocations may differ. The ranking has eager
 cells that ended well and graphed cells that pass, if they train the same model as the task's first cell
 (analysis/sweep/loss_trajectory.py). It lists the other cells with the reason.
 
@@ -11,19 +11,21 @@ The Pareto front has each cell that no other cell dominates in step time, peak m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from analysis.limits.throttling import least_beside
+from analysis.limits.throttling import Throttling, least_beside
 from analysis.records.provenance import differing_fields
 from analysis.records.run import attempts_of
 from analysis.speed.confidence_interval import MINIMUM_PAIRS, Correction, EvenSplit, families, interval_of
 from analysis.speed.pair_speed import PairSpeed, overlaps
-from analysis.speed.speedup import classify, ratios_of
+from analysis.speed.speedup import BAND, SpeedVerdict, classify, ratios_of
 from analysis.speed.step_time import StepTime
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.labels import task_words
 from analysis.sweep.loss_trajectory import describe_divergence
+from launch.common.text import count
 from launch.contract.model_flops import model_flops, tokens_per_step
 from launch.contract.spec import Device, RunSpec
 from launch.contract.spec_ids import LAYOUT_ONLY
@@ -31,6 +33,9 @@ from launch.contract.spec_ids import LAYOUT_ONLY
 ALLOCATION_ALLOWANCE = 0.05
 """The relative difference of step times that another allocation may cause, by other hosts, clocks, temperatures and network
 neighbours. A workload usually has one allocation, so a sweep cannot estimate this difference."""
+
+Order = Literal["best", "slower", "equal", "undecided"]
+"""A cell against the first of its ranking: "equal" if their ratio is NEUTRAL."""
 
 Point = tuple[float, float, int]
 """Step time in milliseconds, peak memory in bytes (infinite if unknown), and number of ranks."""
@@ -47,8 +52,8 @@ class Ranked:
     memory_per_rank: int | None
     """Peak memory in bytes of the rank with the highest peak; None if unknown."""
     on_pareto_front: bool
-    statistically_tied: bool
-    """Whether the first cell is not certainly faster than this other one.
+    against_best: Order
+    """Whether this cell is certainly slower than the first.
 
     Cells of one workload are compared by their pairs. In other cases both cells need two runs, and every run of the first cell
     must be faster than every run of this one by more than ``ALLOCATION_ALLOWANCE``.
@@ -80,10 +85,18 @@ class Ranking:
     def best(self) -> Ranked:
         return self.cells[0]
 
+    def against_best(self, order: Order) -> tuple[Ranked, ...]:
+        """Return the cells that have this order."""
+        return tuple(cell for cell in self.cells if cell.against_best == order)
+
     @property
-    def tied(self) -> int:
-        """The number of cells that are statistically tied with the first."""
-        return sum(cell.statistically_tied for cell in self.cells)
+    def not_slower(self) -> str:
+        """Describe in words the cells that are not certainly slower than the first; "" without any."""
+        equal, undecided = len(self.against_best("equal")), len(self.against_best("undecided"))
+        as_fast = f"within {BAND:.0%} of {count('other', equal)}" if equal else ""
+        return ", ".join(
+            filter(None, (as_fast, f"not decided against {count('other', undecided)}" if undecided else ""))
+        )
 
     @property
     def most_of_a_rank(self) -> Ranked:
@@ -144,10 +157,11 @@ def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Ran
     keys = dict.fromkeys(key for each in settings for key in each)
     varying = [key for key in keys if len({each.get(key) for each in settings}) > 1]
     front = _front([candidate.point for candidate in candidates])
-    slower = _slower_cells(candidates[0].result, [candidate.result for candidate in candidates[1:]])
+    neighbours = _compare_graphed(candidates[0].result, [candidate.result for candidate in candidates[1:]])
+    orders: list[Order] = ["best", *(_order(candidates[0], candidate, neighbours) for candidate in candidates[1:])]
     cells = tuple(
-        _ranked(candidate, tuple(f"{key}={each[key]}" for key in varying if key in each), front, slower, candidates[0])
-        for candidate, each in zip(candidates, settings, strict=True)
+        _ranked(candidate, tuple(f"{key}={each[key]}" for key in varying if key in each), front, order)
+        for candidate, each, order in zip(candidates, settings, orders, strict=True)
     )
     environments = {id(a.environment): a.environment for c in candidates for a in attempts_of(c.result.runs)}
     return Ranking(
@@ -186,9 +200,7 @@ def _loss_divergence(result: CellResult, task: Sequence[CellResult]) -> str:
     return f"trains something else than {first.cell.label}: {difference}" if difference else ""
 
 
-def _ranked(
-    candidate: _Candidate, settings: tuple[str, ...], front: set[Point], slower: set[str], first: _Candidate
-) -> Ranked:
+def _ranked(candidate: _Candidate, settings: tuple[str, ...], front: set[Point], order: Order) -> Ranked:
     spec, step = candidate.spec, candidate.step
     ranks = spec.parallelism.world_size
     return Ranked(
@@ -198,42 +210,42 @@ def _ranked(
         nodes=spec.placement.nodes,
         memory_per_rank=candidate.result.memory.peak if candidate.result.memory else None,
         on_pareto_front=candidate.point in front,
-        statistically_tied=candidate is not first and not _certainly_faster(first, candidate, slower),
+        against_best=order,
         step=step,
         tokens_per_second_per_rank=tokens_per_step(spec) / ranks / step.milliseconds * 1e3,
         tflops=model_flops(spec) / ranks / step.milliseconds / 1e9,
     )
 
 
-def _certainly_faster(first: _Candidate, other: _Candidate, slower: set[str]) -> bool:
-    """Return whether ``first`` is certainly faster than ``other``.
+def _order(first: _Candidate, other: _Candidate, graphed: Mapping[str, Order]) -> Order:
+    """Return the order of ``other`` against the ``first`` cell.
 
-    Compare cells of one workload by their pairs, and other cells by absolute step times. ``slower`` has the ids of graphed
-    cells that are slower than ``first`` by their pairs.
+    Compare cells of one workload by their pairs, and other cells by absolute step times. ``graphed`` has the orders of graphed
+    cells that have pairs with the first.
     """
     fast, slow = first.result, other.result
     if fast.cell.workload_id == slow.cell.workload_id and fast.cell.graphed != slow.cell.graphed:
         speed = fast.speed.speedup or slow.speed.speedup
-        return speed is not None and speed.verdict == ("FASTER" if fast.cell.graphed else "SLOWER")
+        return _order_of(speed.verdict, "FASTER" if fast.cell.graphed else "SLOWER") if speed else "undecided"
     if fast.cell.workload_id == slow.cell.workload_id:
-        return slow.cell.cell_id in slower
+        return graphed.get(slow.cell.cell_id, "undecided")
     least = least_beside(fast.speed.throttling, slow.speed.throttling)
     separated = other.step.low * least > first.step.high * (1 + ALLOCATION_ALLOWANCE)
-    return min(first.step.runs, other.step.runs) > 1 and separated
+    return "slower" if min(first.step.runs, other.step.runs) > 1 and separated else "undecided"
 
 
-def _slower_cells(fast: CellResult, others: Sequence[CellResult]) -> set[str]:
-    """Return the ids of graphed cells of the same workload that are slower than the graphed cell ``fast``.
+def _order_of(verdict: SpeedVerdict, slower: SpeedVerdict) -> Order:
+    return "slower" if verdict == slower else "equal" if verdict == "NEUTRAL" else "undecided"
+
+
+def _compare_graphed(fast: CellResult, others: Sequence[CellResult]) -> dict[str, Order]:
+    """Return the orders, by cell id, of graphed cells of the same workload against the graphed cell ``fast``.
 
     Compare runs of the same repeat and allocation. Any of these cells could have been the fastest, so all comparisons of two
     cells form one family of tests.
     """
-    neighbours = [other for other in others if other.cell.workload_id == fast.cell.workload_id]
-    pairs = {
-        other.cell.cell_id: _pair_by_repeat(fast, other)
-        for other in neighbours
-        if other.cell.graphed and fast.cell.graphed
-    }
+    neighbours = {o.cell.cell_id: o for o in others if o.cell.workload_id == fast.cell.workload_id and o.cell.graphed}
+    pairs = {cell_id: _pair_by_repeat(fast, other) for cell_id, other in neighbours.items() if fast.cell.graphed}
     tested = {cell_id: each for cell_id, each in pairs.items() if len(each) >= MINIMUM_PAIRS}
     comparisons = len(tested) * (len(tested) + 1) // 2
     corrections: Sequence[Correction] = families(
@@ -241,18 +253,21 @@ def _slower_cells(fast: CellResult, others: Sequence[CellResult]) -> set[str]:
     )
     if fast.looks:
         corrections = [EvenSplit(comparisons, len(fast.looks))] * len(tested)
-    least = {other.cell.cell_id: least_beside(fast.speed.throttling, other.speed.throttling) for other in neighbours}
     return {
-        cell_id
+        cell_id: _order_by_pairs(each, family, fast.speed.throttling, neighbours[cell_id].speed.throttling)
         for (cell_id, each), family in zip(tested.items(), corrections, strict=True)
-        if _faster(each, family, least[cell_id])
     }
 
 
-def _faster(pairs: Sequence[PairSpeed], family: Correction, least: float) -> bool:
-    """Return whether the ratios are certainly above 1, even if throttling reduces them to ``least`` times their value."""
-    interval = interval_of(ratios_of(pairs), family)
-    return classify(pairs, family)[0] == "FASTER" and interval is not None and interval[0] * least > 1
+def _order_by_pairs(
+    pairs: Sequence[PairSpeed], family: Correction, fast: Throttling | None, slow: Throttling | None
+) -> Order:
+    """Return the order by the ratios of ``pairs``. It must hold even if throttling explains as much as it may."""
+    interval, least = interval_of(ratios_of(pairs), family), least_beside(fast, slow)
+    order = _order_of(classify(pairs, family)[0], "FASTER")
+    if order == "slower":
+        return order if interval is not None and interval[0] * least > 1 else "undecided"
+    return order if least == least_beside(slow, fast) == 1 else "undecided"
 
 
 def _pair_by_repeat(fast: CellResult, slow: CellResult) -> list[PairSpeed]:

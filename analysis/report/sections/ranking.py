@@ -6,19 +6,26 @@ from collections.abc import Mapping
 
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import cell_text, how_to_read, table
-from analysis.sweep.ranking import ALLOCATION_ALLOWANCE, Ranked, Ranking, rank
+from analysis.speed.speedup import BAND
+from analysis.sweep.ranking import ALLOCATION_ALLOWANCE, Order, Ranked, Ranking, rank
 from launch.common.text import count, size
 
 MAXIMUM_TASKS = 6
 MAXIMUM_CELLS = 20
+ORDERS: Mapping[Order, str] = {
+    "best": "",
+    "slower": "",
+    "equal": f" (within {BAND:.0%} of {{}})",
+    "undecided": " (not decided against {})",
+}
 NOTES = (
     "The table has eager cells that ended well and graphed cells that pass. All compute the same task. The fastest is first.",
     "Step time: the geometric mean over runs of the mean of their steady window, with the smallest and the largest in brackets. "
     "It differs from the time of a speed-up only if a run has no pair, or if one run of a pair has outliers that the other lacks.",
     "The ratio of two rows is not a speed-up. Only eager and graphed runs of one workload share an allocation.",
-    "Statistically tied: the cell may be as fast as the first, or it may need more runs. Cells of one workload are compared by "
-    "their pairs. Other cells are tied unless both have two runs and all runs of one are faster than all runs of the other by "
-    f"more than {ALLOCATION_ALLOWANCE:.0%}. Allocations may differ by that much.",
+    f"Within {BAND:.0%}: the cell is as fast as the first. Not decided: it may be as fast, or it may need more runs. Cells of one "
+    "workload are compared by their pairs. Between other cells nothing is decided unless both have two runs and all runs of one "
+    f"are faster than all runs of the other by more than {ALLOCATION_ALLOWANCE:.0%}. Allocations may differ by that much.",
     "Pareto front: no other cell beats this cell in step time, memory per rank and number of ranks together.",
 )
 
@@ -55,16 +62,16 @@ def _best(ranking: Ranking, names: Mapping[str, str]) -> str:
     if on_gpu:
         nodes = f" on {best.nodes} nodes" if best.nodes > 1 else ""
         text += f", {best.step.milliseconds:.2f} ms per step on {count('GPU', best.ranks)}{nodes}"
-    if ranking.tied:
-        text += f", statistically tied with {count('other', ranking.tied)}"
+    if ranking.not_slower:
+        text += f", {ranking.not_slower}"
     if ranking.most_of_a_rank is not best:
         text += f". Most tokens/s/{'GPU' if on_gpu else 'rank'}: {names[ranking.most_of_a_rank.label]}"
     return f"{text}. The runs used {count('allocation', ranking.allocations)}."
 
 
 def _row(place: int, cell: Ranked, ranking: Ranking, names: Mapping[str, str]) -> list[str]:
-    tied = f" (statistically tied with {names[ranking.best.label]})" if cell.statistically_tied else ""
-    row = [f"{place}{tied}", names[cell.label], ", ".join(cell.settings)]
+    order = ORDERS[cell.against_best].format(names[ranking.best.label])
+    row = [f"{place}{order}", names[cell.label], ", ".join(cell.settings)]
     if ranking.device == "cuda":
         row += [
             f"{cell.ranks} on {cell.nodes} nodes" if cell.nodes > 1 else str(cell.ranks),

@@ -399,7 +399,7 @@ def test_graphed_cells_are_not_told_apart_by_what_throttling_may_explain(
     (ranking,) = rank(judge_sweep(sweep).results)
     first, second = ranking.cells[:2]
     assert (first.label, second.label) == ("torch, lr 0.001", "full_iteration, lr 0.001")
-    assert second.statistically_tied != apart
+    assert second.against_best == ("slower" if apart else "undecided")
 
 
 # --- what is not known ----------------------------------------------------------------------------------------------

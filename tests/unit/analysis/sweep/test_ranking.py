@@ -1,4 +1,4 @@
-"""Which cell of a task comes first, what may not be ranked, and which cells are statistically tied."""
+"""Which cell of a task comes first, what may not be ranked, and against which cells the first is not decided."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from analysis.memory.peaks import CellMemory, PhasePeak
 from analysis.records.load import load
 from analysis.records.run import EndedAttempt, Run
+from analysis.report.headline import headline
 from analysis.report.summary import summarise
 from analysis.report.write_report import write_report
 from analysis.speed.step_time import StepTime
@@ -59,7 +60,7 @@ def test_the_shortest_step_comes_first_across_workloads(tmp_path: Path) -> None:
     )
     assert ranking.allocations == 2
     assert ranking.best.tokens_per_second_per_rank == pytest.approx(8 * 128e3 / (11.0 * 11.11) ** 0.5)
-    assert not ranking.tied
+    assert not ranking.not_slower
     assert [cell.on_pareto_front for cell in ranking.cells] == [True, True, False, False]
 
 
@@ -68,7 +69,8 @@ def test_runs_that_overlap_in_time_are_not_told_apart(tmp_path: Path) -> None:
         for step in run.metrics:
             step["step_time_ms"] = 20.0 + 2 * run.spec.repeat + run.spec.training.learning_rate * 1000
 
-    assert all(cell.statistically_tied for cell in ranked(tmp_path, noisy, impls=("torch",)).cells[1:])
+    ranking = ranked(tmp_path, noisy, impls=("torch",))
+    assert {cell.against_best for cell in ranking.cells[1:]} == {"undecided"}
 
 
 def test_a_pair_is_told_apart_by_its_paired_speed_up(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_a_pair_is_told_apart_by_its_paired_speed_up(tmp_path: Path) -> None:
     ranking = ranked(tmp_path, drifting, impls=("torch",), repeats=4)
     first, second = ranking.cells[:2]
     assert second.step.low < first.step.high
-    assert (second.label, second.statistically_tied) == ("eager, lr 0.002", False)
+    assert (second.label, second.against_best) == ("eager, lr 0.002", "slower")
 
 
 @pytest.mark.parametrize(("apart", "told"), [(1.03, False), (1.08, True)])
@@ -98,24 +100,35 @@ def test_cells_of_other_allocations_are_level_within_the_allowance(tmp_path: Pat
 
     first, second = ranked(tmp_path, edit, impls=("torch",)).cells[:2]
     assert (first.label, second.label) == ("torch, lr 0.001", "torch, lr 0.002")
-    assert second.statistically_tied != told
+    assert second.against_best == ("slower" if told else "undecided")
 
 
-def test_graphed_cells_of_a_workload_are_told_apart_by_their_repeats(tmp_path: Path) -> None:
-    """Repeats are 20% apart, which both cells share; one cell is 2% faster in each."""
+@pytest.mark.parametrize(
+    ("gains", "order", "said"),
+    [
+        ((1.02, 1.02), "slower", ""),
+        ((1.005, 1.005), "equal", "it is within 1% of 1 other cell"),
+        ((1.0, 1.05), "undecided", "whether it is faster than 1 other cell is not decided"),
+    ],
+)
+def test_graphed_cells_of_a_workload_are_told_apart_by_their_repeats(
+    tmp_path: Path, gains: tuple[float, float], order: str, said: str
+) -> None:
+    """Repeats are 20% apart, which both cells share; one cell is faster by ``gains`` in turn."""
 
     def shared(run: AttemptRecord) -> None:
         timed(run)
-        faster = {"none": 1.0, "torch": 1.3}.get(run.spec.cuda_graph.impl, 1.3 * 1.02)
+        faster = {"none": 1.0, "torch": 1.3}.get(run.spec.cuda_graph.impl, 1.3 * gains[run.spec.repeat % 2])
         for step in run.metrics:
             step["step_time_ms"] = 20.0 * (1 + 0.2 * (run.spec.repeat in (1, 2))) / faster
 
-    (ranking,) = rank(
-        compare_cells(load(write_sweep(tmp_path, impls=("torch", "full_iteration"), edit=shared, repeats=4)))
-    )
+    results = compare_cells(load(write_sweep(tmp_path, impls=("torch", "full_iteration"), edit=shared, repeats=4)))
+    (ranking,) = rank(results)
     first, second, _ = ranking.cells
     assert (first.label, second.label) == ("full_iteration, lr 0.001", "torch, lr 0.001")
-    assert second.step.low < first.step.high and not second.statistically_tied
+    assert second.step.low < first.step.high and second.against_best == order
+    text = headline(results)
+    assert said in text and ("other cell" in text) == bool(said)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +174,8 @@ def test_paragraph_one_says_what_trains_something_else_and_does_not_name_it_fast
 
 
 def test_a_single_run_tells_nothing_apart(tmp_path: Path) -> None:
-    assert all(cell.statistically_tied for cell in ranked(tmp_path / "two", impls=("torch",), repeats=1).cells[1:])
+    ranking = ranked(tmp_path / "two", impls=("torch",), repeats=1)
+    assert ranking.not_slower == "not decided against 3 others"
     sweep = write_sweep(tmp_path / "one", impls=("torch", "full_iteration"), repeats=1, device="cuda", edit=timed)
     report = write_report(sweep)
     assert (
@@ -169,7 +183,7 @@ def test_a_single_run_tells_nothing_apart(tmp_path: Path) -> None:
         and "; one pair cannot separate a speed-up from drift over time. 2 of 2" in report.summary
     )
     markdown = report.markdown.read_text()
-    assert "| place | cell |" in markdown and "| 3 (statistically tied with A" in markdown
+    assert "| place | cell |" in markdown and "| 3 (not decided against A" in markdown
 
 
 def spoilt(run: AttemptRecord) -> None:
