@@ -27,3 +27,8 @@ def unsupported(spec: RunSpec) -> tuple[Reason, ...]:
 def known_faults(spec: RunSpec) -> tuple[Reason, ...]:
     """Return the known wrong computations of the library of ``spec``. Such a run has a note and is never advised."""
     return judge(megatron.KNOWN_FAULTS, spec)
+
+
+def is_known_fault(reason: Reason) -> bool:
+    """Return whether ``reason`` is a known wrong computation, or the rule that such a run needs evidence."""
+    return any(reason.rule == fault.id for fault in megatron.KNOWN_FAULTS)

@@ -13,6 +13,7 @@ from analysis.limits.speedup_bound import EagerStep
 from analysis.report.sections.tables import table
 from launch.contract.plan import Plan, Reason
 from launch.contract.records.inspection import BOUNDS_US, Finding, FindingKind, Kernels
+from launch.support import is_known_fault
 from orchestrator.advise.advice import SHORT_US, Advice, Worth, recipe_point
 
 MOST_LABELS = 4
@@ -48,6 +49,11 @@ FIXES: Mapping[FindingKind, str] = {
 NOTHING_BREAKS = (
     "shapes and operators stayed the same from step to step, and no generator unknown to a capture was used."
 )
+LEFT_OUT: Mapping[bool, str] = {
+    False: "Left out, because they cannot work with this workload:",
+    True: "Left out, because they run but are known to compute wrong results:",
+}
+"""Headings by whether the reason is a known fault."""
 NOT_INSPECTED = "Unknown: the run on disk was not inspected. Delete its folder and run advise again."
 
 
@@ -188,8 +194,11 @@ def _sweep(advice: Advice) -> list[str]:
 
 
 def _rejections(advice: Advice) -> list[str]:
-    heading = "Left out because they cannot work here or are known to compute wrongly:"
-    return [heading, "\n".join(starmap(_rejection, advice.rejected.items()))] if advice.rejected else []
+    blocks = []
+    for is_fault, heading in LEFT_OUT.items():
+        reasons = {reason: labels for reason, labels in advice.rejected.items() if is_known_fault(reason) == is_fault}
+        blocks += [heading, "\n".join(starmap(_rejection, reasons.items()))] if reasons else []
+    return blocks
 
 
 def _rejection(reason: Reason, labels: Sequence[str]) -> str:

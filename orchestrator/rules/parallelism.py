@@ -51,7 +51,7 @@ RULES: tuple[Rule, ...] = (
     MegatronRule(
         "layout.biased_experts", ("model.add_bias_linear", "parallelism.etp"), "experts with biases cannot be split, so etp must be 1",
         lambda spec: spec.model.is_moe and spec.model.add_bias_linear and spec.parallelism.etp > 1,
-        fix="Set parallelism.etp to 1.",
+        fix="Set parallelism.etp=1, or model.add_bias_linear=false (another model).",
         source=f"{CONFIG}:1588",
     ),
 )  # fmt: skip

@@ -484,6 +484,13 @@ FIXES: Mapping[str, tuple[RunSpec, str, Mapping[str, Any]]] = {
         "[moe_router, moe_preprocess]",
         {"cuda_graph__scope": ("moe_router", "moe_preprocess")},
     ),
+    "layout.biased_experts": (
+        spec(
+            **M, model=dataclasses.replace(MOE, add_bias_linear=True), **on_ranks(2, tp=2, etp=2, sequence_parallel=True)
+        ),
+        "or model.add_bias_linear=false",
+        {"model__add_bias_linear": False},
+    ),
     "megatron.tp": (
         spec(**M, model=dataclasses.replace(MOE, add_bias_linear=True), **on_ranks(2, tp=2, sequence_parallel=True)),
         "Set parallelism.tp=1",
