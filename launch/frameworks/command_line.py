@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import dropwhile
 from pathlib import PurePath
 
-from launch.contract.spec import RunSpec
+from launch.contract.spec import Parallelism, Placement, RunSpec, Training
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.framework import Flags
 
@@ -16,7 +17,11 @@ PROBED_STEPS = 3
 """The number of steps after the timed ones that the profiler traces, on a GPU."""
 PLACES = ("output", "python", "node_rank", "master_addr", "master_port")
 """Placeholders that are filled in when a run starts: its own folder, the supervisor's Python, and the ranks' rendezvous."""
-_FIELDS = ("training", "parallelism", "placement")
+_SECTIONS = {"training": Training, "parallelism": Parallelism, "placement": Placement}
+PLACEHOLDERS = frozenset(
+    [*PLACES, "steps", "world_size", *(field.name for section in _SECTIONS.values() for field in fields(section))]
+)
+"""All placeholders: those of ``PLACES``, and the fields of these sections."""
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _LAUNCHER = re.compile(r"(ba)?sh|torchrun|accelerate|deepspeed|(python|\{python\})[\d.]*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
@@ -29,11 +34,9 @@ def command_words(spec: RunSpec, places: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(_PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in _words(spec))
 
 
-def unknown_placeholders(spec: RunSpec) -> tuple[str, ...]:
-    """Return the placeholders that are never filled in, each as the user wrote it."""
-    known = _values(spec).keys() | set(PLACES)
-    found = (match for word in _words(spec) for match in _PLACEHOLDER.finditer(word))
-    return tuple(dict.fromkeys(match[0] for match in found if match[1] not in known))
+def unknown_placeholders(words: str) -> tuple[str, ...]:
+    """Return the names in braces that are never filled in."""
+    return tuple(dict.fromkeys(name for name in _PLACEHOLDER.findall(words) if name not in PLACEHOLDERS))
 
 
 def script_of(words: Sequence[str]) -> str:
@@ -76,5 +79,5 @@ def _flag_words(flags: Flags, said: Iterable[str]) -> Iterator[str]:
 
 
 def _values(spec: RunSpec) -> dict[str, str]:
-    fields = {name: str(value) for section in _FIELDS for name, value in vars(getattr(spec, section)).items()}
-    return fields | {"steps": str(observed_steps(spec)), "world_size": str(spec.parallelism.world_size)}
+    values = {name: str(value) for section in _SECTIONS for name, value in vars(getattr(spec, section)).items()}
+    return values | {"steps": str(observed_steps(spec)), "world_size": str(spec.parallelism.world_size)}

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import shlex
 from functools import partial
 
-from launch.contract.spec import RunSpec
 from launch.frameworks import FRAMEWORKS
-from launch.frameworks.command_line import unknown_placeholders
 from launch.support.rule import Rule
 
 CommandRule = partial(Rule, engines=("command",))
 SETTLE_STEPS = 2
-
-
-def _unreadable(spec: RunSpec) -> bool:
-    with contextlib.suppress(ValueError):
-        return not shlex.split(spec.command.run)
-    return True
-
 
 RULES: tuple[Rule, ...] = (
     CommandRule(
@@ -34,21 +23,10 @@ RULES: tuple[Rule, ...] = (
         fix="Set profile=none, and begin command.run with nsys profile.",
     ),
     CommandRule(
-        "command.run", ("command.run",), "it must be the words of a command, with quotes closed", _unreadable,
-        fix="Write the command line as in a shell. It runs without one: for variables and pipes write bash -c '...'.",
-    ),
-    CommandRule(
         "command.logs", ("command.framework",), "this framework only describes runs that were made elsewhere, so nothing can "
         "run it here",
         lambda spec: spec.made_elsewhere,
         fix="Read their logs with wrap --from-logs, or name the framework that command.run starts.",
-    ),
-    CommandRule(
-        "command.placeholders", ("command.run", "command.flags", "command.eager", "cuda_graph.arguments"),
-        "words in braces must name fields of training, parallelism and placement, or be one of output, python, world_size, "
-        "node_rank, master_addr and master_port",
-        lambda spec: not _unreadable(spec) and bool(unknown_placeholders(spec)),
-        fix="Correct the name in braces, such as {steps} or {seed}.",
     ),
     CommandRule(
         "command.framework", ("cuda_graph.impl", "command.framework"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,6 +23,8 @@ from launch.contract.spec import (
     Profiler,
     Training,
 )
+from launch.frameworks.command_line import PLACEHOLDERS, PLACES, unknown_placeholders
+from orchestrator.errors import suggestion
 from orchestrator.recipe.field_check import (
     Check,
     FileSchema,
@@ -109,12 +112,29 @@ class TopLevel:
     cluster: str = ""
 
 
+def _check_placeholders(words: Any) -> Flaw | None:
+    """Return what is wrong with the names in braces of ``words``, which are a text, or a value that is printed as one."""
+    unknown = unknown_placeholders(str(words))
+    if not unknown:
+        return None
+    known = "a field of training, parallelism or placement, or " + ", ".join((*PLACES, "world_size"))
+    return Flaw(f"{{{unknown[0]}}} is no placeholder", suggestion(unknown[0], PLACEHOLDERS, f"write in braces {known}"))
+
+
+def _check_command(run: str) -> Flaw | None:
+    fix = "write the command line as in a shell. It runs without one: for variables and pipes write bash -c '...'"
+    try:
+        return _check_placeholders(run) if shlex.split(run) else Flaw("no command", fix)
+    except ValueError as error:
+        return Flaw(f"not the words of a command: {str(error).lower()}", f"close its quotes: {fix}")
+
+
 @dataclass(frozen=True)
 class CommandFields:
     """The user's own program. The section also has the mappings ``command.flags`` and ``command.graphs``."""
 
     framework: FrameworkName = "script"
-    run: str = ""
+    run: str = checked_field("", _check_command)
     workdir: str = ""
     launcher: Launcher = "torchrun"
 
@@ -127,7 +147,7 @@ def _check_flag(name: str, value: Any) -> Flaw | None:
             "not the value of a flag",
             "write text, a number or a list of these; true for a bare flag, null to leave it out",
         )
-    return None
+    return _check_placeholders(value)
 
 
 def _check_published(name: str, value: Any) -> Flaw | None:
@@ -140,7 +160,7 @@ def _check_graph(name: str, value: Any) -> Flaw | None:
         return Flaw("not usable as the name of graphs", "use letters, digits, '.', '_', '-', and not 'eager'")
     if not isinstance(value, list) or any(isinstance(item, (dict, list)) for item in value):
         return Flaw("not a list of words", f"write {name}: [--flag, value], or {name}: [] for no word")
-    return None
+    return _check_placeholders(value)
 
 
 SECTIONS: Mapping[str, type] = {

@@ -160,6 +160,8 @@ def _check_complete(axes: Axes, source: SourceFields) -> None:
     if is_command != ("command" in names):
         fix = "write engine: command and command: {run: ...}, or neither"
         source.problem_at("command", "the section and the engine command belong together", fix)
+    elif is_command and "command.run" not in {*source.fields, *swept_fields(axes)}:
+        source.problem_at("command", "no program to run", "write command: {run: 'python train.py'}")
 
 
 def _check_size(axes: Axes, repeats: int, source: SourceFields) -> None:

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from launch.contract.spec import Command, CudaGraph, Placement, RunSpec, Training
-from launch.frameworks.command_line import command_words, script_of, unknown_placeholders
+from launch.frameworks.command_line import command_words, script_of
 from launch.support import unsupported
 
 SCOPES = CudaGraph("transformer_engine", ("attn", "moe_router"))
@@ -67,9 +67,6 @@ def test_places_are_filled_when_a_run_starts_and_a_gpu_takes_steps_to_profile() 
 @pytest.mark.parametrize(
     ("command", "graph", "rule"),
     [
-        (Command(), CudaGraph(), "command.run"),
-        (Command(run="t 'open"), CudaGraph(), "command.run"),
-        (Command(run="t {stesp}"), CudaGraph(), "command.placeholders"),
         (Command(run="t"), SCOPES, "command.framework"),
         (Command(run="t"), CudaGraph(warmup_steps=97), "command.steps"),
         (Command("megatron_lm", "t"), SCOPES, None),
@@ -78,8 +75,6 @@ def test_places_are_filled_when_a_run_starts_and_a_gpu_takes_steps_to_profile() 
 def test_what_cannot_run_is_refused(command: Command, graph: CudaGraph, rule: str | None) -> None:
     found = unsupported(RunSpec("command", command=command, cuda_graph=graph, placement=Placement("cuda")))
     assert [reason.rule for reason in found] == ([rule] if rule else [])
-    if rule == "command.placeholders":
-        assert unknown_placeholders(RunSpec(command=command)) == ("{stesp}",)
 
 
 def test_a_program_of_the_users_is_profiled_by_its_own_command() -> None:

@@ -55,6 +55,18 @@ def test_flags_are_axes(tmp_path: Path) -> None:
         (HEAD + COMMAND.replace("run:", "flags: {x: [{}]}, run:"), "not the value of a flag"),
         (HEAD + COMMAND.replace("run:", "frame: script, run:"), "no such field"),
         (HEAD + COMMAND.replace("t.py", "t.py --api-key abcdefgh"), "looks like a secret"),
+        (
+            HEAD + COMMAND.replace("t.py", "t.py {sead}"),
+            "command.run = \"python t.py {sead}\": {sead} is no placeholder\n    did you mean 'seed'?",
+        ),
+        (HEAD + COMMAND.replace("-g]", "'{step}']"), 'command.graphs.b = ["{step}"]: {step} is no placeholder'),
+        (
+            HEAD + COMMAND.replace("run:", "flags: {x: '{tpp}'}, run:"),
+            'command.flags.x = "{tpp}": {tpp} is no placeholder',
+        ),
+        (HEAD + COMMAND.replace("t.py", '"t.py'), "not the words of a command: no closing quotation"),
+        (HEAD + COMMAND.replace("python t.py", "''"), 'command.run = "": no command'),
+        (HEAD + COMMAND.replace("run: python t.py, ", ""), "command: no program to run"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:
