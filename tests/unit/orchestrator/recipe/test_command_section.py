@@ -56,7 +56,7 @@ def test_flags_are_axes(tmp_path: Path) -> None:
         (HEAD + COMMAND.replace("run:", "frame: script, run:"), "no such field"),
         (HEAD + COMMAND.replace("t.py", "t.py --api-key abcdefgh"), "looks like a secret"),
         (
-            HEAD + COMMAND.replace("t.py", "t.py {sead}"),
+            HEAD + COMMAND.replace("python t.py", "'python t.py {sead}'"),
             "command.run = \"python t.py {sead}\": {sead} is no placeholder\n    did you mean 'seed'?",
         ),
         (HEAD + COMMAND.replace("-g]", "'{step}']"), 'command.graphs.b = ["{step}"]: {step} is no placeholder'),
