@@ -143,7 +143,10 @@ def over_steps(result: CellResult) -> str:
 
 def _agreement(result: CellResult) -> str:
     assert result.verdict is not None
-    return AGREEMENT[result.verdict.verdict] + over_steps(result)
+    verdict, steps = result.verdict.verdict, result.compared_steps
+    if verdict == STEP_CHECKED and steps < MINIMUM_STEPS:
+        return f"equivalent in its checked steps ({count('step', steps)} are too few to compare curves)"
+    return AGREEMENT[verdict] + over_steps(result)
 
 
 def _memory(eager: CellResult | None, graphed: CellResult) -> str:

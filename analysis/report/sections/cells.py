@@ -48,7 +48,8 @@ def _rules(margins: Margins) -> tuple[str, ...]:
         "BITWISE: after the capture, all its runs equal all eager runs of the same code, libraries and data bit for bit.",
         f"EQUIVALENT: over {MINIMUM_STEPS} steps or more, each step's difference and eager's own noise are within the margins. A "
         "test shows that the mean difference is too, and no difference grows.",
-        "EQUIVALENT (step-checked): noise hides whether the curves agree, but single steps agree between replay and uncaptured code.",
+        "EQUIVALENT (step-checked): noise hides whether the curves agree, or they are too short (quick mode), but single steps "
+        "agree between replay and uncaptured code.",
         "A cell with missing, non-finite or unproven data does not pass. Logs of runs made elsewhere may pass. Their replay "
         "then stays unproven.",
         "For an eager cell, the loss difference is that between its own repeats.",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from analysis.records.load import load
+from analysis.report.headline import headline
 from analysis.report.write_report import write_report
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells
@@ -88,6 +89,7 @@ def test_clean_checks_stand_in_for_curves_that_noise_hides(tmp_path: Path) -> No
     assert verdict_of(compare_cells(load(without))[1])[0] == "INCONCLUSIVE"
     result = compared(tmp_path / "with", edit)
     assert verdict_of(result)[0] == "EQUIVALENT (step-checked)" and result.passes
+    assert "checked steps (noise hides the curves)" in headline([result])
     assert result.graphs.step_checks and result.graphs.step_checks.most == 1.0
     assert {pair.verdict.verdict for pair in result.pairs} == {"EQUIVALENT (step-checked)"}
 
@@ -109,9 +111,11 @@ def test_a_short_window_passes_by_its_checks_in_quick_mode_alone(
 ) -> None:
     sweep = write_sweep(tmp_path, step_checks=3, steps=20, repeats=1, edit=lambda run: add_noise(run, 0.01))
     write_json(sweep.plan, dataclasses.replace(read_plan(sweep), margins=Margins(mode=mode)))
-    verdict, reason = verdict_of(compare_cells(load(sweep))[1])
+    results = compare_cells(load(sweep))
+    verdict, reason = verdict_of(results[1])
     assert verdict == {"full": "INCONCLUSIVE", "quick": "EQUIVALENT (step-checked)"}[mode]
     assert "the noise floor is unknown" in reason and ("a slow drift would not show" in reason) == (mode == "quick")
+    assert ("checked steps (16 steps are too few to compare curves)" in headline(results)) == (mode == "quick")
 
 
 def test_bits_that_are_equal_stay_bitwise(tmp_path: Path) -> None:
