@@ -90,6 +90,7 @@ class AttemptPaths(Folder):
     environment = Entry("environment.json")
     rank_exits = Entry("exits")
     logs = Entry("logs")
+    launcher_log = Entry("logs/launcher.log")
     output = Entry("output")
     records_pack = Entry("records.pack")
     logs_pack = Entry("logs.pack")

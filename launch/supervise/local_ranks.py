@@ -46,7 +46,7 @@ class LocalRanks:
                 module,
                 (str(attempt.root),),
                 {**shared, "RANK": rank, "LOCAL_RANK": rank},
-                attempt.logs / "launcher.log",
+                attempt.launcher_log,
             )
             for rank in map(str, range(processes))
         ]

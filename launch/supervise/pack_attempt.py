@@ -24,4 +24,4 @@ def pack_if_completed(attempt: AttemptPaths, ranks: int) -> None:
         numbers = range(ranks)
         records = (attempt.environment, *map(attempt.events, numbers), *map(attempt.rank_exit, numbers))
         pack(attempt.records_pack, records)
-        pack(attempt.logs_pack, (attempt.logs / "launcher.log", *map(attempt.log, numbers)))
+        pack(attempt.logs_pack, (attempt.launcher_log, *map(attempt.log, numbers)))

@@ -52,7 +52,7 @@ class StepRanks:
         self._name = step_name(attempt)
         self._exits_read: set[int] = set()
         self._failed_at: float | None = None
-        with open(attempt.logs / "launcher.log", "ab") as log:
+        with open(attempt.launcher_log, "ab") as log:
             self._srun = subprocess.Popen(
                 srun_command(step, attempt),
                 stdin=subprocess.DEVNULL,

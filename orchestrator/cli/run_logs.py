@@ -131,7 +131,9 @@ def read_rank_log(attempt: AttemptPaths, path: Path) -> str:
 
 
 def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) -> Iterator[str]:
-    """Yield the steps of an attempt, then its log. If it has not begun or left no log, yield the log of its Slurm job.
+    """Yield the steps of an attempt, then its log.
+
+    If its rank printed nothing, yield what its launcher printed, else what its Slurm job or its supervisor printed.
 
     Raises:
         InputError: there is no such attempt or no such log.
@@ -139,22 +141,26 @@ def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) ->
     attempt = find_attempt(run, number)
     if attempt is None:
         missing = input_error("--attempt", f"run {run.root.name} has not begun", "attempts: none yet; --follow waits for one")  # fmt: skip
-        yield from _read_job_logs(run, plan, missing)
+        yield from _read_bundle_logs(run, plan, missing)
         return
-    launcher = attempt.logs / "launcher.log"
-    path = find_rank_log(attempt, rank) or (launcher if rank is None and launcher.exists() else None)
+    path = find_rank_log(attempt, rank)
+    if path is None and rank is not None:
+        names = {*_packed_ranks(attempt), *(path.stem for path in attempt.logs.glob("rank*.log"))}
+        ranks = ", ".join(sorted(names)) or "none"
+        raise input_error("--rank", f"rank {rank} left no log", f"logs: {ranks}")
+    text = read_rank_log(attempt, path) if path else ""
+    if rank is None and not text.strip() and (said := read_rank_log(attempt, attempt.launcher_log)):
+        path, text = attempt.launcher_log, said
     if path is not None:
         yield heading(attempt, path)
         # Yield steps before the log, because the log ends with the traceback of a failed rank.
         yield StepLines(attempt).read_new() if rank is None else ""
-        yield read_rank_log(attempt, path)
-        return
-    if rank is not None:
-        names = {*_packed_ranks(attempt), *(path.stem for path in attempt.logs.glob("rank*.log"))}
-        ranks = ", ".join(sorted(names)) or "none"
-        raise input_error("--rank", f"rank {rank} left no log", f"logs: {ranks}")
-    message = f"attempt {attempt.number} of {run.root.name} left no log"
-    yield from _read_job_logs(run, plan, input_error("", message, "none of its processes started"))
+        yield text
+    outcome = read_intact_outcome(attempt)
+    if path is None or (rank is None and not text.strip() and outcome and not outcome.results_intact):
+        message = f"attempt {attempt.number} of {run.root.name} left no log"
+        missing = input_error("", message, "none of its processes started")
+        yield from _read_bundle_logs(run, plan, None if path else missing)
 
 
 def heading(attempt: AttemptPaths, path: Path) -> str:
@@ -165,21 +171,22 @@ def heading(attempt: AttemptPaths, path: Path) -> str:
     return f"# {attempt.run_id}, attempt {attempt.number}, {path.name}{shared}\n"
 
 
-def _read_job_logs(run: RunPaths, plan: Plan, missing: InputError) -> Iterator[str]:
-    """Yield the logs of the run's latest Slurm job, or raise ``missing`` if it has none."""
+def _read_bundle_logs(run: RunPaths, plan: Plan, missing: InputError | None) -> Iterator[str]:
+    """Yield the logs of the run's latest Slurm job, or of its supervisors on this host. Raise ``missing`` if all are empty."""
     bundle = find_bundle(run, plan)
-    logs = _job_logs(bundle) if bundle else []
-    if not logs:
+    logs = _bundle_logs(bundle) if bundle else []
+    if missing and not logs:
         raise missing
     for log in logs:
-        yield f"# {run.root.name} left no log; this is {log.name} of its job\n"
+        whose = "its bundle" if bundle and log == bundle.log else "its job"
+        yield f"# {run.root.name} left no log; this is {log.name} of {whose}\n"
         yield read_regular(log).decode(errors="replace")
 
 
-def _job_logs(bundle: BundlePaths) -> list[Path]:
-    """Return the non-empty logs of the bundle's latest Slurm job itself."""
+def _bundle_logs(bundle: BundlePaths) -> list[Path]:
+    """Return the non-empty logs of the bundle's latest Slurm job itself, or of its supervisors on this host."""
     for submission in reversed(read_submissions(bundle.sweep)):
         if bundle.root.name in submission.bundles:
             logs = submission.folder(bundle.sweep).glob(f"{submission.job_of(bundle.root.name)}_*log.*")
             return sorted(path for path in logs if path.stat().st_size)
-    return []
+    return [bundle.log] if bundle.log.exists() and bundle.log.stat().st_size else []

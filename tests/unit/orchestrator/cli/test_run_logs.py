@@ -123,6 +123,21 @@ def test_read_log_chooses_the_log(run: Run) -> None:
     assert run.shown(1).endswith("one\n")
 
 
+def test_if_no_rank_printed_anything_the_launcher_or_the_supervisor_did(run: Run) -> None:
+    run.bundle.log.write_text("supervisor\n")
+    own = f"# {run.run_id} left no log; this is supervisor.log of its bundle\nsupervisor\n"
+    assert run.shown() == own, "it never began"
+    attempt = run.begin(rank0="\n", launcher="srun: error\n")
+    assert run.shown() == f"# {run.run_id}, attempt 1, launcher.log\nsrun: error\n"
+    attempt.launcher_log.write_text("")
+    assert run.shown() == f"# {run.run_id}, attempt 1, rank0.log\n\n", "it may still print"
+    ends(attempt)
+    assert run.shown() == f"# {run.run_id}, attempt 1, rank0.log\n\n{own}"
+    assert run.shown(rank=0) == f"# {run.run_id}, attempt 1, rank0.log\n\n"
+    run.bundle.log.write_text("")
+    assert run.shown() == f"# {run.run_id}, attempt 1, rank0.log\n\n"
+
+
 def test_ranks_of_one_torchrun_share_its_log(run: Run) -> None:
     launched = {
         "engine": "command",
