@@ -3,7 +3,7 @@
 This is a lower bound of what must fit, exact except for the padding of buckets. forecast.py adds what steps and graphs need. Both
 engines hold the same: weights in training precision, main gradients, AdamW's two moments and, with bf16 weights, fp32 master weights
 (Megatron-Core 0.16.1, optimizer/optimizer.py, Float16OptimizerWithFloat16Params). With the distributed optimizer a rank has only
-its share of moments and master weights (optimizer/distrib_optimizer.py).
+its share of moments and master weights (optimizer/distrib_optimizer.py). A lean optimizer has LEAN bytes instead.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from launch.contract.spec import Model, Parallelism, RunSpec
 MOMENTS = 2 * 4
 """Bytes per element of AdamW's fp32 moments."""
 MASTER = 4
+LEAN = 2 + 2 * 2
+"""Bytes per element of a lean optimizer: the low halves of master weights, and two bf16 moments."""
 BYTES = {"fp32": 4, "bf16": 2}
 
 Part = Literal["attention", "mlp", "router", "experts"]
@@ -82,6 +84,7 @@ def _state(spec: RunSpec, held: Parameters) -> State:
     elements, weight = held.dense + held.experts, BYTES[training.precision]
     gradient = max(weight, BYTES[training.gradient_precision])
     own = MOMENTS + (MASTER if training.precision == "bf16" else 0)
+    own = LEAN if training.optimizer_precision == "lean" else own
     shares = (layout.cp * layout.dp, layout.expert_dp) if layout.distributed_optimizer else (1, 1)
     optimizer = held.dense * own // shares[0] + held.experts * own // shares[1]
     return State(elements * weight, elements * gradient, optimizer)

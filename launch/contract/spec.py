@@ -203,6 +203,8 @@ class Training:
     gradient_precision: Literal["fp32", "bf16"] = "fp32"
     fp8: Literal["none", "delayed", "current"] = "none"
     optimizer: Literal["adamw"] = "adamw"
+    optimizer_precision: Literal["fp32", "lean"] = "fp32"
+    """``lean``: fp32 master weights stored as the bf16 weights and their missing 16 bits, and bf16 moments."""
     learning_rate: float = 3e-4
     min_learning_rate: float = 0.0
     learning_rate_schedule: Literal["constant", "cosine"] = "cosine"

@@ -18,6 +18,10 @@ _WITHOUT_NEED: Mapping[str, tuple[str, str]] = {
         "no engine here autocasts: a model computes in the precision of its weights",
         f"write training.precision: bf16, or {OWN_PROGRAM}",
     ),
+    r"use_precision_aware_optimizer|store_param_remainders|(exp_avg|exp_avg_sq|main_params|main_grads)_dtype": (
+        "a recipe names the precision of the whole optimizer",
+        "write training.optimizer_precision: lean, or fp32",
+    ),
     r"num_warmup_iters": (
         "no engine here has PyTorch's DDP, whose buckets take 11 passes to settle; graphs are warmed up by whole steps",
         f"write cuda_graph.warmup_steps: 3, or {OWN_PROGRAM}",

@@ -17,6 +17,11 @@ Layers = Literal["transformer_engine", "local"]
 """The library whose modules form the layers. ``local`` is Megatron-Core itself."""
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
+LEAN_OPTIMIZER = {
+    "use_precision_aware_optimizer": True,
+    **{f"{moment}_dtype": PRECISIONS["bf16"] for moment in ("exp_avg", "exp_avg_sq")},
+}
+"""Fields of OptimizerConfig. By default ``store_param_remainders`` is on, and masters are in fp32."""
 FP8_RECIPES = {"delayed": "delayed", "current": "tensorwise"}
 CLAMP = 7.0
 """The limit of GPT-OSS's activation: openai/gpt-oss, gpt_oss/torch/model.py, ``swiglu``."""
@@ -108,6 +113,7 @@ def optimizer_settings(spec: RunSpec) -> dict[str, Any]:
         "params_dtype": PRECISIONS[training.precision],
         "use_distributed_optimizer": spec.parallelism.distributed_optimizer,
         "overlap_param_gather": spec.parallelism.overlap_param_gather,
+        **(LEAN_OPTIMIZER if training.optimizer_precision == "lean" else {}),
     }
 
 

@@ -171,6 +171,13 @@ RULES: tuple[Rule, ...] = (
     ),
     fixed("megatron", "model.weights", "random", "Set model.weights=random, or engine=torch_native."),
     MegatronRule(
+        "megatron.optimizer_precision", ("training.optimizer_precision", "parallelism.distributed_optimizer"),
+        "Megatron-Core's precision-aware optimizer must be distributed",
+        lambda spec: spec.training.optimizer_precision == "lean" and not spec.parallelism.distributed_optimizer,
+        fix="Set parallelism.distributed_optimizer=true, or training.optimizer_precision=fp32, or engine=torch_native.",
+        source=f"{MCORE}optimizer/optimizer_config.py:379",
+    ),
+    MegatronRule(
         "megatron.num_query_groups", ("model.num_query_groups", "parallelism.tp"), "tp must divide the query groups",
         lambda spec: not divides(spec.parallelism.tp, spec.model.num_query_groups),
         fix="Choose a tp that divides num_query_groups.",

@@ -20,7 +20,8 @@ from launch.megatron_config.transformer_config import (
     transformer_settings,
 )
 
-SET_BY_RECIPE = {"activation_func", "params_dtype", "pipeline_dtype", "bf16", "fp8", "fp8_recipe"}
+SET_BY_RECIPE = {"activation_func", "params_dtype", "pipeline_dtype", "bf16", "fp8", "fp8_recipe",
+                 "exp_avg_dtype", "exp_avg_sq_dtype"}  # fmt: skip
 """Fields that are not plain values, or that follow from the recipe's mixed precision."""
 
 
@@ -133,6 +134,8 @@ def _notes(spec: RunSpec) -> Iterator[str]:
             f"training.fp8={spec.training.fp8}: set mixed_precision by hand, to bf16_mixed with fp8=hybrid and "
             f"fp8_recipe={recipe}; Bridge's own fp8 settings differ from this cell in other fields too"
         )
+    if spec.training.optimizer_precision == "lean":
+        yield "training.optimizer_precision=lean: set exp_avg_dtype and exp_avg_sq_dtype of optimizer to torch.bfloat16 by hand"
     if spec.training.gradient_precision != "fp32":
         yield (
             f"training.gradient_precision={spec.training.gradient_precision}: mixed_precision overrides "

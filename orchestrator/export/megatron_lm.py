@@ -72,7 +72,9 @@ def _model_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
 
 def _training_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
     optimizer = {
-        name: value for name, value in optimizer_settings(spec).items() if name not in ("bf16", "params_dtype")
+        name: "bf16" if value == "bfloat16" else value
+        for name, value in optimizer_settings(spec).items()
+        if name not in ("bf16", "params_dtype")
     }
     yield from _flags(
         {

@@ -59,6 +59,7 @@ VALUES: Mapping[str, Callable[[Sequence[str]], Mapping[str, Any]]] = {
     "window_size": lambda words: {"model.window_size": int(re.findall(r"-?\d+", " ".join(words))[0]) + 1},
     "softmax_type": lambda words: {"model.attention_sinks": {"vanilla": False, "learnable": True}[words[0]]},
     "fp8_format": lambda words: {"training.fp8": "delayed"},
+    "exp_avg_sq_dtype": lambda words: {"training.optimizer_precision": {"fp32": "fp32", "bf16": "lean"}[words[0]]},
 }
 """Flags whose words are not those of a recipe. The functions raise LookupError or ValueError for words that no recipe has."""
 NEEDED = {

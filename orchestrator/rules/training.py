@@ -9,6 +9,8 @@ from launch.megatron_config.determinism import ALLOW
 from launch.support.rule import ARITHMETIC, CONFIG, MCORE, MegatronRule, Rule
 
 CAPTURE_STEPS, SETTLE_STEPS, LEAST_MEASURED_STEPS = 1, 2, 1
+LARGEST_LEAN_BETA = 0.996
+"""Numbers of 8 significant bits are at most 2**-8 apart, relative to the larger one. A smaller step from it rounds back."""
 
 
 RECOMPUTABLE: Mapping[str, Callable[[Model], bool]] = {
@@ -119,6 +121,21 @@ RULES: tuple[Rule, ...] = (
         lambda spec: spec.training.gradient_precision != "fp32" and spec.training.precision != "bf16",
         fix="Set training.gradient_precision to fp32, or training.precision to bf16.",
         source="Megatron-LM's --accumulate-allreduce-grads-in-fp32, which is on for bf16 by default",
+    ),
+    Rule(
+        "training.optimizer_precision", ("training.optimizer_precision", "training.precision"),
+        "only bf16 weights lack bits of their fp32 masters",
+        lambda spec: spec.training.optimizer_precision == "lean" and spec.training.precision != "bf16",
+        fix="Set training.optimizer_precision to fp32, or training.precision to bf16.",
+        source="transformer_engine 2.11 pytorch/optimizers/fused_adam.py (store_param_remainders)",
+    ),
+    Rule(
+        "training.lean_moments", ("training.optimizer_precision", "training.adam_beta1", "training.adam_beta2"),
+        f"a bf16 moment times a beta above {LARGEST_LEAN_BETA} may round back to itself, so it would never decay",
+        lambda spec: spec.training.optimizer_precision == "lean"
+        and max(spec.training.adam_beta1, spec.training.adam_beta2) > LARGEST_LEAN_BETA,
+        fix=f"Lower both betas to {LARGEST_LEAN_BETA} or less, or set training.optimizer_precision to fp32.",
+        source=ARITHMETIC,
     ),
     MegatronRule(
         "training.fp8_precision", ("training.fp8", "training.precision"), "fp8 needs a model that computes in bf16",

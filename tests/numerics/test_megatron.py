@@ -6,10 +6,12 @@ Every case is three optimizer steps of Megatron-Core's own layers, schedule, gra
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any, get_args
 from unittest import mock
 
@@ -20,7 +22,7 @@ from hypothesis import given
 
 from launch.contract.errors import EnvironmentFault, UnsupportedError
 from launch.contract.records.graph_stats import GraphStats
-from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec
+from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
 from launch.engines.megatron.build import build, check_release
 from launch.engines.megatron.weight_map import Layout, Origin, find_origin, to_megatron
 from launch.engines.profile_ranges import RANGES
@@ -308,6 +310,37 @@ def test_megatron_core_accepts_every_preset(name: str) -> None:
         assert arguments <= set(signature(GPTModel.__init__).parameters)
         DistributedDataParallelConfig(**data_parallel_settings(spec))
         OptimizerConfig(**optimizer_settings(spec))
+
+
+def test_megatron_core_takes_a_lean_optimizer_as_it_is_meant() -> None:
+    """Its update takes Transformer Engine and a GPU, so a class of the same arguments stands in."""
+
+    class FusedAdam:
+        def __init__(
+            self, master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: Any
+        ) -> None: ...
+
+    training = Training(precision="bf16", optimizer_precision="lean")
+    spec = RunSpec(engine="megatron", training=training, parallelism=Parallelism(dp=2, distributed_optimizer=True))
+    with cpu_as_cuda():
+        from megatron.core.optimizer import optimizer_config
+
+        from launch.engines.megatron.engine import optimizer_config_of
+
+        module = SimpleNamespace(FusedAdam=FusedAdam)
+        stand_in = {
+            "transformer_engine": None,
+            "transformer_engine.pytorch": None,
+            "transformer_engine.pytorch.optimizers": module,
+        }
+        with (
+            mock.patch.dict(sys.modules, stand_in),
+            mock.patch.object(optimizer_config, "is_te_min_version", lambda _: True),
+        ):
+            config = optimizer_config_of(spec, torch.bfloat16)
+    assert config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 and config.store_param_remainders
+    assert (config.exp_avg_dtype, config.exp_avg_sq_dtype) == (torch.bfloat16, torch.bfloat16)
+    assert (config.main_params_dtype, config.params_dtype) == (torch.float32, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("fp8", "recipe"), [("delayed", "delayed"), ("current", "tensorwise")])

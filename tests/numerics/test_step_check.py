@@ -34,7 +34,10 @@ Fault = Callable[[TorchNativeEngine], AbstractContextManager[Any]]
 
 
 def spec_of(graph: CudaGraph, precision: str = "fp32") -> RunSpec:
-    spec = make_spec(MODEL, steps=4, global_batch_size=8, sequence_length=16, precision=precision, learning_rate=1e-3)
+    precisions = (
+        {"precision": "bf16", "optimizer_precision": "lean"} if precision == "lean" else {"precision": precision}
+    )
+    spec = make_spec(MODEL, steps=4, global_batch_size=8, sequence_length=16, learning_rate=1e-3, **precisions)
     return replace(spec, cuda_graph=graph, step_checks=2)
 
 
@@ -50,7 +53,7 @@ def train_to_first_check(spec: RunSpec, rank: int = 0) -> tuple[TorchNativeEngin
     return engine, next(given)
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
+@pytest.fixture(scope="module", params=["fp32", "bf16", "lean"])
 def captured(request: pytest.FixtureRequest) -> tuple[TorchNativeEngine, torch.Tensor]:
     """An engine that has captured, and the batch of its first check. Checks leave it as it is."""
     return train_to_first_check(spec_of(replace(FULL, optimizer=True), request.param))

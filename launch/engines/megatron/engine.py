@@ -66,10 +66,8 @@ class MegatronEngine:
         model_parallel_cuda_manual_seed(seed, te_rng_tracker=self.layers == "transformer_engine")
         self.config = make_config(spec, self.layers, mesh.device)
         self.chunks: list[Any] = _build_chunks(spec, self.config, self.layers, mesh.device, self._stream)
-        settings = optimizer_settings(spec)
-        settings |= {"params_dtype": self.config.params_dtype, "clip_grad": spec.training.clip_grad or math.inf}
         self._optimizer = get_megatron_optimizer(
-            OptimizerConfig(**settings), self.chunks, use_gloo_process_groups=False
+            optimizer_config_of(spec, self.config.params_dtype), self.chunks, use_gloo_process_groups=False
         )
         self.config.finalize_model_grads_func = finalize_model_grads
         self.config.grad_scale_func = self._optimizer.scale_loss
@@ -141,6 +139,16 @@ class MegatronEngine:
         parallel_state.destroy_model_parallel()
         if self._stream is not None:
             on_stream(torch.cuda.default_stream())
+
+
+def optimizer_config_of(spec: RunSpec, params_dtype: torch.dtype) -> OptimizerConfig:
+    """Return the optimizer's configuration, with types instead of their names. A limit of 0 does not clip."""
+    settings = {
+        name: getattr(torch, value) if name.endswith("_dtype") else value
+        for name, value in optimizer_settings(spec).items()
+    }
+    settings |= {"params_dtype": params_dtype, "clip_grad": spec.training.clip_grad or math.inf}
+    return OptimizerConfig(**settings)
 
 
 def _initialize_parallel_state(spec: RunSpec, mesh: RankPlace) -> None:

@@ -58,6 +58,7 @@ class TorchNativeEngine:
             distributed_optimizer=spec.parallelism.distributed_optimizer,
             tied=_tied(self.chunks, self.mesh),
             add=None if spec.training.compile == "none" else FusedAccumulation(),
+            lean=spec.training.optimizer_precision == "lean",
         )
         self._optimizer = Optimizer(self.flat_parameters, spec.training)
         layout = spec.parallelism

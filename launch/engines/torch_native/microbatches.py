@@ -67,7 +67,7 @@ class Microbatches:
     _forwarded: dict[tuple[int, int], _Forwarded] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.losses = torch.zeros(len(self.batch), device=self.batch.device, dtype=self.main.weights.dtype)
+        self.losses = torch.zeros(len(self.batch), device=self.batch.device, dtype=self.main.precision)
         self.layers = LayerOutputs(self.chunks[0].context.model.num_layers)
 
     def forward(self, chunk: int, number: int, activation: torch.Tensor | None) -> torch.Tensor | None:

@@ -94,7 +94,7 @@ class TorchNativeStep:
     def updated(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.updates:
             for name, shard, place in self.train_step.main.owned():
-                yield f"weight of {name}", shard.weights[place]
+                yield f"weight of {name}", shard.masters(place)
             yield from self.train_step.optimizer.state().items()
 
     def routing(self) -> Mapping[str, torch.Tensor]:

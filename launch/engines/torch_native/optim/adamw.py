@@ -30,8 +30,10 @@ class Optimizer:
         self._training = training
         # On the device, so that each replay of a captured step reads the current learning rate.
         self._rate = torch.zeros((), device=main.weights.device)
-        self._copies_inverse = main.weights.new_tensor([1 / shard.copies for shard in main.shards])
-        self._adamw = _AdamW(main, training) if training.compile == "none" else FusedAdamW(main, training)
+        copies = [1 / shard.copies for shard in main.shards]
+        self._copies_inverse = torch.tensor(copies, dtype=main.precision, device=main.weights.device)
+        fused = training.compile != "none" or main.is_lean
+        self._adamw = FusedAdamW(main, training) if fused else _AdamW(main, training)
 
     def set_rate(self, step: int) -> None:
         """Write the learning rate of ``step`` to the device."""
@@ -55,7 +57,7 @@ class Optimizer:
     def norm(self) -> torch.Tensor:
         """Return the 2-norm of the whole model's gradients, shape (). Replicated parameters count once."""
         gradients = [shard.gradients for shard in self._main.shards]
-        norms = torch._foreach_norm(gradients, 2, dtype=self._main.weights.dtype)
+        norms = torch._foreach_norm(gradients, 2, dtype=self._main.precision)
         squares = (torch.stack(norms).square() * self._copies_inverse).sum()
         all_reduce_sum(self._main.mesh.world, squares)
         return squares.sqrt()

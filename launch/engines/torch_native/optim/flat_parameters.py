@@ -15,6 +15,7 @@ from torch import nn
 
 from launch.contract.spec import Parallelism
 from launch.engines.protocol import RankPlace
+from launch.engines.torch_native.optim.split_masters import join
 from launch.engines.torch_native.parallel.buckets import (
     BUCKET_ELEMENTS,
     Bucket,
@@ -37,7 +38,13 @@ class OptimizerShard:
     """The number of ranks that update the same elements."""
     compute: torch.Tensor
     weights: torch.Tensor
+    """Master weights; with a lean optimizer their low 16 bits, int16."""
     gradients: torch.Tensor
+
+    def masters(self, place: slice) -> torch.Tensor:
+        """Return the master weights of the elements ``place``: a view or a copy."""
+        weights = self.weights[place]
+        return weights if weights.is_floating_point() else join(self.compute[place], weights)
 
 
 Add = Callable[[torch.Tensor, torch.Tensor, float, bool], None]
@@ -66,6 +73,7 @@ class FlatParameters:
         bucket_elements: the least number of gradients to reduce at once.
         add: adds a gradient to its main gradient and overwrites it with the step's first; by default, main gradients are
             cleared before the step.
+        lean: keep only the low 16 bits of master weights beside the bfloat16 weights (split_masters.py).
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class FlatParameters:
         tied: Mapping[str, Group] = {},
         bucket_elements: int = BUCKET_ELEMENTS,
         add: Add | None = None,
+        lean: bool = False,
     ) -> None:
         # The order of the backward pass.
         named = list(reversed(list(module.named_parameters())))
@@ -93,7 +102,10 @@ class FlatParameters:
         places = [padded_size(parameter) for parameter in self.parameters]
         self._buckets = make_buckets(places, [kinds[i] for i in order], bucket_elements, distributed_optimizer)
         self._names = [named[i][0] for i in order]
-        self._allocate(torch.promote_types(first.dtype, torch.float32), gradient_dtype)
+        self.is_lean = lean
+        self.precision = torch.promote_types(first.dtype, torch.float32)
+        """The type in which master weights are updated."""
+        self._allocate(gradient_dtype)
         self._reduction = GradientReduction(self.gradients, self._buckets, order, self._names)
         self._accumulation = _Accumulation(self._gradient_views, self._reduction, first.new_zeros(()), add or _add)
         self._is_cleared = add is None
@@ -101,8 +113,8 @@ class FlatParameters:
         for number, parameter in enumerate(self.parameters):
             parameter.register_hook(partial(self._accumulation.take, number))
 
-    def _allocate(self, dtype: torch.dtype, gradient_dtype: torch.dtype | None) -> None:
-        first, size = self.parameters[0], self._buckets[-1].end
+    def _allocate(self, gradient_dtype: torch.dtype | None) -> None:
+        first, size, dtype = self.parameters[0], self._buckets[-1].end, self.precision
         self._compute = torch.zeros(size, dtype=first.dtype, device=first.device)
         for view, parameter in zip(self._views(self._compute), self.parameters, strict=True):
             view.copy_(parameter.detach())
@@ -110,14 +122,15 @@ class FlatParameters:
         self._owned = owned = _owned(self._buckets)
         lengths = [part.stop - part.start for _, part in owned]
         shared = first.dtype == dtype and sum(lengths) == size
-        self.weights = self._compute if shared else self._compute.new_empty(sum(lengths), dtype=dtype)
+        kept = torch.int16 if self.is_lean else dtype
+        self.weights = self._compute if shared else self._compute.new_zeros(sum(lengths), dtype=kept)
         self.gradients = torch.zeros_like(self._compute, dtype=gradient_dtype or dtype)
         self._gradient_views = self._views(self.gradients)
         self.shards = [
             OptimizerShard(bucket.kind.decays, bucket.copies, self._compute[part], weights, self.gradients[part])
             for (bucket, part), weights in zip(owned, self.weights.split(lengths), strict=True)
         ]
-        for shard in self.shards:
+        for shard in () if self.is_lean else self.shards:
             shard.weights.copy_(shard.compute)
 
     def owned(self) -> Iterator[tuple[str, OptimizerShard, slice]]:

@@ -14,6 +14,7 @@ import torch
 
 from launch.contract.spec import Training
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
+from launch.engines.torch_native.optim.split_masters import join, split
 
 LEAST_COMPILED_ELEMENTS = 2**18
 """For smaller tensors a compiled call does not pay off: it takes tens of microseconds of host time."""
@@ -90,6 +91,7 @@ class _Slice(NamedTuple):
     """Contiguous elements that one call updates, each (elements,)."""
 
     weights: torch.Tensor
+    """Master weights; with a lean optimizer their low 16 bits."""
     gradients: torch.Tensor
     compute: torch.Tensor | None
     """The weights that the model computes with; None if these are the master weights."""
@@ -106,8 +108,8 @@ class FusedAdamW:
         self._main = main
         self._betas = (training.adam_beta1, training.adam_beta2)
         self._steps = torch.zeros((), dtype=torch.float64, device=main.weights.device)
-        self._one = torch.ones((), dtype=main.weights.dtype, device=main.weights.device)
-        self._groups = [(InPlaceKernel(_adamw(training, decays)), _slices(main, decays)) for decays in (True, False)]
+        self._one = torch.ones((), dtype=main.precision, device=main.weights.device)
+        self._groups = [(_make_kernel(main, training, decays), _slices(main, decays)) for decays in (True, False)]
 
     def step(self, scale: torch.Tensor | None, rate: torch.Tensor) -> None:
         """Update master and compute weights with gradients times ``scale``. A collective call.
@@ -139,9 +141,44 @@ def _slices(main: FlatParameters, decays: bool) -> list[_Slice]:
                 *(tensor.split(CHUNK_ELEMENTS) for tensor in (shard.weights, shard.gradients, shard.compute)),
                 strict=True,
             ):
-                moments = torch.zeros_like(weights), torch.zeros_like(weights)
+                dtype = torch.bfloat16 if main.is_lean else weights.dtype
+                moments = torch.zeros_like(weights, dtype=dtype), torch.zeros_like(weights, dtype=dtype)
                 found.append(_Slice(weights, gradients, compute if separate else None, *moments))
     return found
+
+
+def _make_kernel(main: FlatParameters, training: Training, decays: bool) -> Callable[..., None]:
+    """Return what updates the slices of ``main`` with or without weight decay."""
+    if not main.is_lean:
+        return InPlaceKernel(_adamw(training, decays))
+    if not main.weights.is_cuda:
+        return lean_adamw(training, decays)
+    from launch.engines.torch_native.optim.lean_kernel import LeanKernel  # Triton is only where CUDA is
+
+    return LeanKernel(training, decays)
+
+
+def lean_adamw(training: Training, decays: bool) -> Callable[..., None]:
+    """Return the update of a lean :class:`_Slice` in PyTorch's operators, the reference of LeanKernel.
+
+    It is the update of fp32 AdamW on the joined masters. Then moments are rounded to bfloat16, to nearest and ties to even.
+    """
+    update = _adamw(training, decays)
+
+    def update_halves(
+        low: torch.Tensor,
+        gradients: torch.Tensor,
+        weights: torch.Tensor,
+        mean: torch.Tensor,
+        square: torch.Tensor,
+        *scalars: torch.Tensor,
+    ) -> None:
+        masters, first, second = join(weights, low), mean.float(), square.float()
+        update(masters, gradients, None, first, second, *scalars)
+        for into, value in zip((weights, low, mean, square), (*split(masters), first, second), strict=True):
+            into.copy_(value)
+
+    return update_halves
 
 
 def _adamw(training: Training, decays: bool) -> Callable[..., None]:

@@ -61,9 +61,18 @@ def test_the_fullest_stage_counts() -> None:
     assert stages(tied, Parallelism())[0].dense == first.dense + last.dense - model.vocab_size * model.hidden_size
 
 
-@pytest.mark.parametrize(("precision", "gradients", "an_element"), [("bf16", "fp32", 18), ("bf16", "bf16", 16), ("fp32", "fp32", 16)])  # fmt: skip
-def test_bytes_of_an_element(precision: str, gradients: str, an_element: int) -> None:
-    training = replace(Training(), precision=precision, gradient_precision=gradients)
+@pytest.mark.parametrize(
+    ("precision", "gradients", "optimizer", "an_element"),
+    [
+        ("bf16", "fp32", "fp32", 18),
+        ("bf16", "bf16", "fp32", 16),
+        ("fp32", "fp32", "fp32", 16),
+        ("bf16", "fp32", "lean", 12),
+        ("bf16", "bf16", "lean", 10),
+    ],
+)
+def test_bytes_of_an_element(precision: str, gradients: str, optimizer: str, an_element: int) -> None:
+    training = Training(precision=precision, gradient_precision=gradients, optimizer_precision=optimizer)
     spec = RunSpec(training=training)
     (held,) = stages(spec.model, spec.parallelism)
     assert state_bytes(spec) == an_element * held.dense

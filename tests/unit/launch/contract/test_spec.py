@@ -173,3 +173,10 @@ def test_derived_numbers() -> None:
     assert spec.num_microbatches == 2  # 8 sequences, 1 a micro-batch, 4 data parallel ranks
     assert not Model().is_moe
     assert Model(num_moe_experts=2, moe_layer_freq=2).has_dense_layers
+
+
+def test_runs_from_before_a_field_keep_their_ids() -> None:
+    """Those of default settings, as computed before dropout and the lean optimizer existed."""
+    assert (RunSpec().task_id, RunSpec().workload_id, RunSpec().cell_id) == (
+        "35cf064635", "6114efc196", "eager-3823b8fef1",
+    )  # fmt: skip

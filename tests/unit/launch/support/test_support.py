@@ -259,6 +259,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "recompute_act": (vars(MOE), {"training": dataclasses.replace(
         BF16, deterministic=True, recompute="selective", recompute_modules=("moe_act",)), "cuda_graph": CudaGraph("local")}),
     "dropout": ({"attention_dropout": 0.1}, {"training": dataclasses.replace(BF16, recompute="selective")}),
+    "optimizer_precision": ({}, {"training": dataclasses.replace(BF16, optimizer_precision="lean")}),
     "device": ({}, {"placement": Placement(device="cpu")}),
     "mend": ({}, {"cuda_graph": CudaGraph("transformer_engine", ("attn",), mend=("yarn_positions",))}),
 }  # fmt: skip

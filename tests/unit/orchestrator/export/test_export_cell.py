@@ -56,6 +56,10 @@ SPECS = {
     "in 8 bits": RunSpec(training=Training(precision="bf16", fp8="current")),
     "laid out": RunSpec(model=MOE, parallelism=LAYOUT, data=Data(kind="synthetic")),
     "recomputed": RunSpec(training=Training(recompute="full", precision="bf16", gradient_precision="bf16")),
+    "lean": RunSpec(
+        parallelism=Parallelism(dp=2, distributed_optimizer=True),
+        training=Training(precision="bf16", gradient_precision="bf16", optimizer_precision="lean"),
+    ),
     "recomputed in part": RunSpec(training=Training(recompute="selective", deterministic=True)),
     "indexed": RunSpec(data=Data(kind="indexed", path="/data/my corpus")),
     "whole step": RunSpec(cuda_graph=CudaGraph("full_iteration")),

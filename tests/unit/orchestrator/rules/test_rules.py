@@ -299,6 +299,14 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     ),
     "training.window": (spec(training__steps=6), spec(cuda_graph__warmup_steps=97)),
     "training.gradient_precision": (spec(training=Training(gradient_precision="bf16")),),
+    "training.optimizer_precision": (
+        spec(training=Training(optimizer_precision="lean")),
+        spec(training=Training(optimizer_precision="lean"), **on_ranks(2, dp=2, distributed_optimizer=True), **M),
+    ),
+    "training.lean_moments": (
+        spec(training__optimizer_precision="lean", training__precision="bf16", training__adam_beta2=0.999),
+        spec(training__optimizer_precision="lean", training__precision="bf16", training__adam_beta1=0.997),
+    ),
     "training.fp8_precision": (spec(training=Training(fp8="delayed"), **M),),
     "training.fp8_sizes": (
         spec(training__fp8="current", training__sequence_length=120, **M),
