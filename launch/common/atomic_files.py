@@ -255,7 +255,11 @@ class JsonLines:
         self._file.truncate(self._file.read().rfind(b"\n") + 1)
 
     def write(self, value: Any) -> None:
-        line = (dumps(value) + "\n").encode()
+        self.write_line(dumps(value))
+
+    def write_line(self, text: str) -> None:
+        """Write ``text``, which is JSON in one line."""
+        line = (text + "\n").encode()
         written = self._file.write(line)
         if written != len(line):
             self._file.close()

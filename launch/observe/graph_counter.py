@@ -44,9 +44,9 @@ class GraphCounter:
 
     def since_last_step(self, counts: Counts) -> tuple[int, int]:
         """Return the number of new graphs and of replays in the step that ended at ``counts``."""
-        captures, replays, frames = (now - before for now, before in zip(counts, self._seen, strict=True))
+        captures, replays, frames = self._seen
         self._seen = counts
-        return captures if self._cuda else frames, replays
+        return (counts[0] - captures if self._cuda else counts[2] - frames), counts[1] - replays
 
     def stats(self, phases: PhaseTracker) -> GraphStats:
         """Return the proof of replay after the last timed step."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,9 +23,9 @@ from launch.contract.spec import read_spec
 from launch.observe.graph_counter import GraphCounter
 from launch.observe.optimizers import Optimizers, identity
 from launch.observe.rank import Rank
-from launch.observe.steps.metric_log import Metric, Source, columns_in_line
+from launch.observe.steps.metric_log import Metric, Source, columns_in_line, split_lines
 from launch.observe.steps.phase_tracker import PhaseTracker
-from launch.observe.steps.readings import Clock, Moment, later
+from launch.observe.steps.readings import Moment, Readings
 from launch.observe.steps.step_groups import StepGroups
 from launch.observe.steps.step_lines import StepLines
 from launch.train.telemetry.event_log import Recorder
@@ -36,17 +36,19 @@ SKETCHED_STEPS = 16
 MOST_CONTRADICTIONS = 1
 """The number of contradictions to accept. A summary at the end may differ from the last step's loss."""
 
+Result = TypeVar("Result")
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
-def _counted(method: Callable[..., None]) -> Callable[..., None]:
+def _counted(method: Callable[..., Result]) -> Callable[..., Result]:
     """Count the time of ``method`` as time of the observer."""
 
     @functools.wraps(method)
-    def counted(self: Observer, *arguments: Any, **named: Any) -> None:
+    def counted(self: Observer, *arguments: Any, **named: Any) -> Result:
         begun = time.perf_counter()
-        method(self, *arguments, **named)
+        result = method(self, *arguments, **named)
         self._spending += time.perf_counter() - begun
+        return result
 
     return counted
 
@@ -61,14 +63,11 @@ class Observer:
         self._rank = Rank(attempt, self._spec)
         self._graphs = GraphCounter(self._spec)
         self._optimizers = Optimizers()
-        self._clock = Clock(self._cuda)
+        self._readings = Readings(self._cuda)
         self._stepping: list[int] = []
         """The optimizers whose steps run now, by id. There may be several, because a container (torchtitan's) steps others."""
         self._moment: Moment | None = None
         """When the last optimizer stepped."""
-        self._loss_sum: Any = None
-        self._loss_step = -1
-        """The step of ``_loss_sum``."""
         self._says_steps = self._norm_seen = False
         self._spent: list[float] = []
         self._spending = 0.0
@@ -110,7 +109,7 @@ class Observer:
         late, ends = self._groups.stepped(identity(optimizer))
         if late and self._moment is not None:
             self._end_step(self._moment)
-        self._moment = self._clock.now(self._graphs.counts)
+        self._moment = self._readings.now(self._graphs.counts)
         if ends:
             self._end_step(self._moment)
 
@@ -136,7 +135,7 @@ class Observer:
         self._add("loss", "launch.observe.step", loss)
         if grad_norm is not None:
             self._add("grad_norm", "launch.observe.step", grad_norm)
-        self._end_step(self._clock.now(self._graphs.counts))
+        self._end_step(self._readings.now(self._graphs.counts))
 
     def before_capture(self) -> None:
         if self._rank.silent or self._rank.recorder is None or not self._rank.begun:
@@ -162,13 +161,13 @@ class Observer:
     def add_own_loss(self, loss: Any) -> None:
         """Add a micro-batch's share of the loss."""
         if not self._is_idle():
-            before = self._loss_sum if self._loss_step == self._running else None
-            # Copy, because a replay overwrites the tensor.
-            self._loss_sum = loss.detach().clone() if before is None else before + loss.detach()
-            self._loss_step = self._running
-            self._add("loss", "the program's own functions", self._loss_sum)
+            self._add("loss", "the program's own functions", loss, to_sum=True)
 
+    @_counted
     def say(self, source: Source, said: Mapping[Column, float]) -> None:
+        self._say(source, said)
+
+    def _say(self, source: Source, said: Mapping[Column, float]) -> None:
         """Take what the program logged or printed after a step. During a capture there is no loss."""
         if self._is_idle() or not said.keys() & {"loss", "grad_norm"}:
             return
@@ -182,15 +181,22 @@ class Observer:
         self._write_steps()
 
     @_counted
-    def read_line(self, line: str) -> None:
-        """Read a printed line, if no better source is known."""
-        if self._wants_printed and (said := columns_in_line(line)):
-            self.say("printed", said)
+    def read(self, text: str, rest: str) -> str:
+        """Read printed text after ``rest``, if no better source is known. Return the part that is no whole line."""
+        if not self._wants_printed:
+            return ""
+        lines, rest = split_lines(text, rest)
+        for line in lines:
+            if said := columns_in_line(line):
+                self._say("printed", said)
+        return rest
 
     @property
     def _wants_printed(self) -> bool:
-        known = self._lines.log.source("loss"), self._lines.log.source("grad_norm")
-        return not (self._rank.silent or self._rank.done) and ("printed" in known or None in known)
+        rank, log = self._rank, self._lines.log
+        if rank.silent or rank.done or self._lines.refused:
+            return False
+        return log.wants("loss", "printed") or log.wants("grad_norm", "printed")
 
     def excepthook(self, then: ExceptHook) -> ExceptHook:
         """Return a hook that records an uncaught exception, then calls ``then``."""
@@ -241,8 +247,10 @@ class Observer:
         if self._cuda:
             self._trace = StepsTrace()
 
-    def _add(self, metric: Metric, source: Source, value: Any) -> None:
-        self._lines.log.add(metric, source, self._running, later(value))
+    def _add(self, metric: Metric, source: Source, value: Any, *, to_sum: bool = False) -> None:
+        log = self._lines.log
+        if not self._lines.refused and log.wants(metric, source):
+            (log.add_to if to_sum else log.add)(metric, source, self._running, self._readings.later(value))
 
     def _say_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Sketch the gradients of the first steps, outside timed steps. Compute their norm if the program does not show it."""

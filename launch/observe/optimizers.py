@@ -45,7 +45,7 @@ class Optimizers:
 
 def identity(optimizer: torch.optim.Optimizer) -> int:
     """Return the id of the first parameter, which an optimizer shares with one that it replaces."""
-    return id(next(_parameters([optimizer]), optimizer))
+    return next((id(group["params"][0]) for group in optimizer.param_groups if group["params"]), id(optimizer))
 
 
 def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:

@@ -14,8 +14,6 @@ from launch.observe.steps.metric_log import columns_in
 if TYPE_CHECKING:
     from launch.observe.observer import Observer
 
-LONGEST_LINE = 10_000
-
 
 def install(torch: ModuleType, observer: Observer) -> None:
     """Hook PyTorch now, and other libraries when they are imported."""
@@ -23,7 +21,8 @@ def install(torch: ModuleType, observer: Observer) -> None:
     optimizers = sys.modules["torch.optim.optimizer"]
 
     def has_closure(arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:
-        return any(callable(one) for one in (*arguments[:1], named.get("closure")))
+        # The first argument is the optimizer.
+        return callable(arguments[1] if len(arguments) > 1 else named.get("closure"))
 
     optimizers.register_optimizer_step_pre_hook(
         lambda optimizer, arguments, named: observer.before_optimizer(optimizer, closure=has_closure(arguments, named))
@@ -94,13 +93,7 @@ def _hook_stream(stream: Any, observer: Observer) -> None:
 
     def read(text: str) -> Any:
         written = write(text)
-        lines = (rest[0] + text).replace("\r", "\n").split("\n")
-        rest[0] = lines.pop()[-LONGEST_LINE:]
-        if text.startswith("\r"):  # a line that the next one overwrites
-            lines.append(rest[0])
-            rest[0] = ""
-        for line in filter(None, lines):
-            observer.read_line(line[:LONGEST_LINE])
+        rest[0] = observer.read(text, rest[0])
         return written
 
     stream.write = read

@@ -17,6 +17,9 @@ SOURCES: tuple[Source, ...] = (
 """The best first. Printed digits may be rounded."""
 
 
+LONGEST_LINE = 10_000
+
+
 class Later(Protocol):
     """A number that may not be computed yet."""
 
@@ -38,24 +41,56 @@ class Known:
         return self._value
 
 
+class Sum:
+    """The sum of numbers that may not be computed yet."""
+
+    def __init__(self, *parts: Later) -> None:
+        self.parts = [*parts]
+
+    def ready(self) -> bool:
+        return all(part.ready() for part in self.parts)
+
+    def read(self) -> float:
+        return sum(part.read() for part in self.parts)
+
+
 class MetricLog:
-    """Values by metric, source and step, counted from 0."""
+    """Values of the best source by metric and step, counted from 0."""
 
     def __init__(self) -> None:
-        self._values: dict[Metric, dict[Source, dict[int, Later]]] = {"loss": {}, "grad_norm": {}}
+        self._values: dict[Metric, dict[int, Later]] = {"loss": {}, "grad_norm": {}}
+        self._sources: dict[Metric, Source] = {}
         self._first_number: dict[Source, int] = {}
         self._last_number: dict[Source, int] = {}
         self.contradictions: dict[int, str] = {}
         """Printed numbers that differ from an earlier one of the same step, by step. The earlier one counts."""
 
+    def wants(self, metric: Metric, source: Source) -> bool:
+        """Return whether no better source of ``metric`` is known."""
+        known = self._sources.get(metric)
+        return known is None or known == source or SOURCES.index(source) < SOURCES.index(known)
+
+    def add_to(self, metric: Metric, source: Source, step: int, value: Later) -> None:
+        """Add ``value`` to what ``source`` gave for this step, if anything."""
+        known = self._values[metric].get(step) if self._sources.get(metric) == source else None
+        if isinstance(known, Sum):
+            known.parts.append(value)
+        else:
+            self.add(metric, source, step, Sum(known, value) if known else value)
+
     def add(self, metric: Metric, source: Source, step: int, value: Later) -> None:
-        known = self._values[metric].get(source, {}).get(step) if source == "printed" else None
-        if known is not None:
-            if repr(known.read()) != repr(value.read()):
-                text = f"a {metric} of {known.read():g} and one of {value.read():g} in step {step}"
-                self.contradictions.setdefault(step, text)
+        if not self.wants(metric, source):
             return
-        self._values[metric].setdefault(source, {})[step] = value
+        values = self._values[metric]
+        if self._sources.get(metric) != source:
+            self._sources[metric] = source
+            values.clear()
+        known = values.get(step) if source == "printed" else None
+        if known is None:
+            values[step] = value
+        elif repr(known.read()) != repr(value.read()):
+            text = f"a {metric} of {known.read():g} and one of {value.read():g} in step {step}"
+            self.contradictions.setdefault(step, text)
 
     def say(self, source: Source, said: Mapping[Column, float], ended: int) -> None:
         """Take what the program reported after ``ended`` steps.
@@ -76,17 +111,15 @@ class MetricLog:
 
     def source(self, metric: Metric) -> Source | None:
         """Return the best source with a value, or None."""
-        return next((source for source in SOURCES if source in self._values[metric]), None)
+        return self._sources.get(metric)
 
     def at(self, metric: Metric, step: int) -> Later | None:
-        source = self.source(metric)
-        return self._values[metric][source].get(step) if source else None
+        return self._values[metric].get(step)
 
     def forget(self, step: int) -> None:
         """Drop the values of a step that is written."""
-        for sources in self._values.values():
-            for values in sources.values():
-                values.pop(step, None)
+        for values in self._values.values():
+            values.pop(step, None)
 
 
 def columns_in(record: Mapping[Any, Any]) -> dict[Column, float]:
@@ -100,6 +133,15 @@ def columns_in(record: Mapping[Any, Any]) -> dict[Column, float]:
             except (TypeError, ValueError):
                 continue
     return found
+
+
+def split_lines(text: str, rest: str) -> tuple[list[str], str]:
+    """Return the lines of ``rest`` and ``text``, the next printed text, and the part that is no whole line."""
+    lines = (rest + text).replace("\r", "\n").split("\n")
+    rest = lines.pop()[-LONGEST_LINE:]
+    if text.startswith("\r"):  # a line that the next one overwrites
+        return [*filter(None, lines), rest[:LONGEST_LINE]], ""
+    return [line[:LONGEST_LINE] for line in lines if line], rest
 
 
 def columns_in_line(line: str) -> dict[Column, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,43 +36,66 @@ class Moment:
         return float(before.event.elapsed_time(self.event))
 
 
-class Clock:
+class Copy:
+    """A device's number on its way to the host, in pinned memory that serves the next number once this one is read."""
+
+    def __init__(self, free: list[Copy], dtype: torch.dtype) -> None:
+        self._free = free
+        self._host = torch.empty((), dtype=dtype, pin_memory=True)
+        self._event = torch.cuda.Event()
+        self._ready = False
+
+    def begin(self, value: torch.Tensor) -> Copy:
+        """Copy ``value`` on its device's current stream, where the program has enqueued it."""
+        self._host.copy_(value, non_blocking=True)
+        self._event.record(torch.cuda.current_stream(value.device))
+        self._ready = False
+        return self
+
+    def ready(self) -> bool:
+        self._ready = self._ready or bool(self._event.query())
+        return self._ready
+
+    def read(self) -> float:
+        """Wait for the number and return it, once. From then on, another one may take its place."""
+        if not self._ready:
+            self._event.synchronize()
+        number = float(self._host.item())
+        self._free.append(self)
+        return number
+
+
+class Readings:
+    """Takes times and numbers. A steady program makes it allocate nothing, since memory and events serve again."""
+
     def __init__(self, cuda: bool) -> None:
         self._cuda = cuda
+        self._events: list[torch.cuda.Event] = []
+        self._copies: dict[tuple[torch.device, torch.dtype], list[Copy]] = defaultdict(list)
+        """Those that nobody uses. An event belongs to its device."""
 
     def now(self, counts: Counts) -> Moment:
         event = None
         if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
+            event = self._events.pop() if self._events else torch.cuda.Event(enable_timing=True)
             event.record()
         return Moment(time.perf_counter(), event, counts)
 
+    def later(self, value: Any) -> Later:
+        """Return a number of the program that can be read later. It is copied now, because a replay may overwrite its tensor.
 
-class _OnDevice:
-    """A copy of a device's number on its way to the host."""
-
-    def __init__(self, value: torch.Tensor) -> None:
-        self._host = torch.empty((), dtype=value.dtype, pin_memory=True)
-        self._host.copy_(value, non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record()
-
-    def ready(self) -> bool:
-        return bool(self._event.query())
-
-    def read(self) -> float:
-        self._event.synchronize()
-        return float(self._host)
-
-
-def later(value: Any) -> Later:
-    """Return a number of the program that can be read later. It is copied now, because a replay may overwrite its tensor.
-
-    Raises:
-        TypeError, ValueError: the value is neither a number nor a tensor of one element.
-    """
-    if not isinstance(value, torch.Tensor):
-        return Known(float(value))
-    one = value.detach()
-    one = one.full_tensor() if hasattr(one, "full_tensor") else one
-    return _OnDevice(one.reshape(())) if one.is_cuda else Known(float(one))
+        Raises:
+            TypeError, ValueError, RuntimeError: the value is neither a number nor a tensor of one element.
+        """
+        if not isinstance(value, torch.Tensor):
+            return Known(float(value))
+        one = value.full_tensor() if hasattr(value, "full_tensor") else value
+        if not one.is_cuda:
+            return Known(float(one.item()))
+        free = self._copies[one.device, one.dtype]
+        try:
+            copy = free.pop()
+        except IndexError:
+            copy = Copy(free, one.dtype)
+        one = one.detach() if one.requires_grad else one
+        return copy.begin(one.reshape(()) if one.dim() else one)

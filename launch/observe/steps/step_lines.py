@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from launch.common.atomic_files import JsonLines
 from launch.contract.errors import NumericError, ProgramError
@@ -30,13 +31,17 @@ class StepLines:
         self.last = observed_steps(spec)
         self._rank, self._spec, self._steps_from = rank, spec, steps_from
         self._tokens = spec.training.global_batch_size * spec.training.sequence_length
-        self._ended: list[tuple[Moment, Phase]] = []
-        """The end and the phase of each step."""
+        self._waiting: deque[tuple[Moment, Phase]] = deque()
+        """The end and the phase of each step that is not written."""
+        self._before: Moment | None = None
+        """The end of the last step that is written."""
         self._file: JsonLines | None = None
+        self.refused = False
+        """Whether this rank's metrics are of no use, because another rank writes them."""
 
     @property
     def ended(self) -> int:
-        return len(self._ended)
+        return self.written + len(self._waiting)
 
     @property
     def is_writer(self) -> bool:
@@ -46,16 +51,15 @@ class StepLines:
     def end_step(self, moment: Moment, phase: Phase) -> None:
         if phase == "capture":
             self._unsettle()
-        self._ended.append((moment, phase))
+        self._waiting.append((moment, phase))
 
     def _unsettle(self) -> None:
         """Turn settling steps before another capture into warm-up, because both runs of a pair settle once.
 
         None of these steps is written yet.
         """
-        for place in range(self.written, self.ended):
-            moment, phase = self._ended[place]
-            self._ended[place] = (moment, "warmup" if phase == "settle" else phase)
+        for place, (moment, phase) in enumerate(self._waiting):
+            self._waiting[place] = (moment, "warmup" if phase == "settle" else phase)
 
     def write(self, replays: int, *, at_end: bool = False) -> bool:
         """Write the steps whose metrics are known. Return whether the run is complete.
@@ -70,27 +74,32 @@ class StepLines:
         """
         complete = self.ended >= self.last
         timed = min(self.ended, self._spec.training.steps)
-        while self.written < timed and (complete or at_end or self.ended > self.written + WAIT_STEPS):
-            # No step is timed any more, and a later hook may never be called, so wait for numbers here.
-            if not self._write(self.written, wait=complete or at_end):
-                break
-        if self.ended > self.written + MOST_WAITING:
-            raise ProgramError(self.why_incomplete(replays))
+        # After the last step no step is timed any more, and a later hook may never be called, so wait for numbers here.
+        at_end |= complete
+        while self.written < timed and (at_end or len(self._waiting) > WAIT_STEPS) and self._write(wait=at_end):
+            pass
+        if len(self._waiting) > MOST_WAITING:
+            if not self._others_write():
+                raise ProgramError(self.why_incomplete(replays))
+            self.written = self.ended
+            self._waiting.clear()
         return complete and (self.written == timed or self._others_write())
 
-    def _write(self, step: int, *, wait: bool) -> bool:
-        """Write one step. Return False if it must wait."""
+    def _write(self, *, wait: bool) -> bool:
+        """Write the next step. Return False if it must wait."""
+        step, (moment, phase) = self.written, self._waiting[0]
         loss, norm = self.log.at("loss", step), self.log.at("grad_norm", step)
-        moment, phase = self._ended[step]
-        if loss is None or norm is None or not (wait or (loss.ready() and norm.ready() and moment.ready())):
+        if loss is None or norm is None or not (wait or (moment.ready() and loss.ready() and norm.ready())):
             return False
         file = self._file = self._file or self._create()
         if file is None:
             return False
-        before = self._ended[step - 1][0] if step else None
-        numbers = StepMetrics(step, loss.read(), norm.read(), moment.milliseconds_since(before), self._tokens, phase)
-        file.write(numbers)
+        milliseconds = moment.milliseconds_since(self._before)
+        numbers = StepMetrics(step, loss.read(), norm.read(), milliseconds, self._tokens, phase)
+        file.write_line(numbers.line())
         self.log.forget(step)
+        self._waiting.popleft()
+        self._before = moment
         self.written += 1
         for name, value in (("loss", numbers.loss), ("grad_norm", numbers.grad_norm)):
             if not math.isfinite(value):
@@ -100,8 +109,11 @@ class StepLines:
     def _create(self) -> JsonLines | None:
         """Create the file of metrics if this rank writes it: rank 0, or the last rank if rank 0 has no metrics."""
         number, recorder = self._rank.number, self._rank.recorder
-        is_last = number == self._spec.parallelism.world_size - 1 and self.ended >= OTHER_RANK_AFTER
-        if recorder is None or not (number == 0 or is_last) or not create(self._rank.attempt.metrics):
+        last = self._spec.parallelism.world_size - 1
+        if recorder is None or self.refused or (number == last > 0 and self.ended < OTHER_RANK_AFTER):
+            return None
+        self.refused = number not in (0, last) or not create(self._rank.attempt.metrics)
+        if self.refused:
             return None
         sources = {metric: str(self.log.source(metric)) for metric in ("loss", "grad_norm")}
         recorder.write("choices", choices={**sources, "steps": self._steps_from, "metrics": f"rank {number}"})

@@ -25,6 +25,9 @@ TWO = (
     .replace("model.parameters()", "[model.weight]")
     .replace("    optimizer.step()", "    optimizer.step()\n    second.step()")
 )
+CLOSURE = PROGRAM.replace("    loss = run(batch)", "    def closure():\n     loss = run(batch)")
+CLOSURE = CLOSURE.replace("    model.zero", "     model.zero").replace("    loss.back", "     loss.back")
+CLOSURE = CLOSURE.replace("    optimizer.step()", "     return loss\n    loss = optimizer.step(closure)")
 
 NESTED = TWO.replace(
     "data = ",
@@ -50,8 +53,9 @@ data = """,
         (SAYS, "launch.observe.step", "launch.observe.step"),
         (TWO, "printed", "computed by the observer"),
         (NESTED, "printed", "computed by the observer"),
+        (CLOSURE, "printed", "computed by the observer"),
     ],
-    ids=("plain", "clips", "says", "two optimizers", "a container of optimizers"),
+    ids=("plain", "clips", "says", "two optimizers", "a container of optimizers", "a closure"),
 )
 def test_steps_losses_and_norms_are_seen_whatever_shows_them(
     tmp_path: Path, program: str, loss: str, norm: str
