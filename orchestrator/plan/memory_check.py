@@ -19,7 +19,8 @@ FIX = (
 )
 STATE_FIX = (
     "raise parallelism.tp, pp or ep, set parallelism.distributed_optimizer=true where dp is above 1, or "
-    "training.gradient_precision=bf16. --even-if-oom runs it anyway, and so does an expect of CUDA_OOM"
+    "training.gradient_precision=bf16 or training.optimizer_precision=lean. --even-if-oom runs it anyway, and so does an expect "
+    "of CUDA_OOM"
 )
 
 
