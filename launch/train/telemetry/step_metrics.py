@@ -87,7 +87,7 @@ class Metrics:
             pending.step, float(pending.loss), float(pending.grad_norm), time_ms, pending.tokens, pending.phase
         )
         if self._lines:
-            self._lines.write_line(metrics.line())
+            self._lines.write(metrics)
         for name, value in (("loss", metrics.loss), ("grad_norm", metrics.grad_norm)):
             if not math.isfinite(value):
                 raise NumericError(f"{name} is {value} at step {metrics.step} (phase {metrics.phase})")
