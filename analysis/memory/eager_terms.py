@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from analysis.memory.activations import logits_bytes, routed_tokens, tensors_of_width, tokens_of
 from analysis.memory.rank_load import CellLoad, RankLoad
-from analysis.memory.static_memory import Part, copied_moments
+from analysis.memory.static_memory import Part
 from analysis.memory.term import Term, mib, times_constant, total
 
 STATE, EAGER = "analysis/memory/static_memory.py", "analysis/memory/eager_terms.py"
@@ -20,22 +20,7 @@ NOTHING: frozenset[Part] = frozenset()
 @lru_cache(maxsize=4)
 def step(rank: RankLoad, captured: frozenset[Part] = NOTHING) -> tuple[Term, ...]:
     """Return the terms of what a step computes outside the graphs of the parts ``captured``."""
-    computed = passes(rank, captured)
-    return (*computed, *update(rank, total(computed)))
-
-
-def passes(rank: RankLoad, captured: frozenset[Part] = NOTHING) -> tuple[Term, ...]:
-    """Return the terms of forward and backward passes outside the graphs of the parts ``captured``."""
     return (*_activations(rank, captured), *_in_passing(rank, captured))
-
-
-def update(rank: RankLoad, given_back: int = 0) -> Iterator[Term]:
-    """Yield the term of what an update takes beyond the bytes that the passes before it have given back."""
-    copies = copied_moments(rank.spec, rank.stage)
-    if copies > given_back:
-        formula = "{:.0f} MiB of copies in an update, less {:.0f} MiB of the passes before it"
-        source = "transformer_engine 2.11 pytorch/optimizers/fused_adam.py"
-        yield Term("moments in fp32", copies - given_back, formula, (mib(copies), mib(given_back)), source)
 
 
 def eager_step(rank: RankLoad) -> tuple[Term, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analysis.memory.eager_terms import between_steps, passes, step, unused_blocks, update
+from analysis.memory.eager_terms import between_steps, step, unused_blocks
 from analysis.memory.rank_load import CellLoad, RankLoad
 from analysis.memory.term import Term, mib, times_constant, total
 
@@ -68,7 +68,7 @@ def _static(rank: RankLoad) -> Term:
 
 def step_capture(rank: RankLoad, eager: Sequence[Term], replay: Sequence[Term]) -> list[Term]:
     """Return the terms of the capture of a whole step. A capture computes nothing."""
-    terms = [*between_steps(rank, 2), *passes(rank)]
+    terms = [*between_steps(rank, 2), *step(rank)]
     before, after = total(eager), total(replay)
     formula, values = "the larger of {:.0f} MiB of eager steps and {:.0f} MiB of replays", (mib(before), mib(after))
     more = max(0, max(before, after) - total(terms))
@@ -77,8 +77,8 @@ def step_capture(rank: RankLoad, eager: Sequence[Term], replay: Sequence[Term]) 
 
 def step_replay(rank: RankLoad) -> list[Term]:
     """Return the terms of a step in one graph. Its tensors are in a pool, where torch counts none."""
-    terms = (*between_steps(rank, 2), *update(rank))
-    eager, weights = total(passes(rank)), rank.state.weights
+    terms = between_steps(rank, 2)
+    eager, weights = total(step(rank)), rank.state.weights
     inside = _inside(eager, "{:.0f} MiB of an eager step", (mib(eager),))
     if not rank.cell.is_native and not rank.spec.training.gradient_accumulation_fusion:
         # Weight gradients are used on a second stream, and a capture does not reuse such blocks.

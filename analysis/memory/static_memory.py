@@ -79,31 +79,15 @@ def stages(model: Model, layout: Parallelism) -> list[Parameters]:
     return held
 
 
-def copied_moments(spec: RunSpec, stage: int) -> int:
-    """Return the bytes of the fp32 copies that an update makes of a lean optimizer's moments.
-
-    Transformer Engine's FusedAdam copies all moments of a group of parameters (2.11; pull request 2632 ends this). Experts that
-    are spread over ranks form a group.
-    """
-    if spec.engine != "megatron" or spec.training.optimizer_precision != "lean":
-        return 0
-    dense, experts = _own_bytes(spec.parallelism, stages(spec.model, spec.parallelism)[stage], MOMENTS)
-    return max(dense, experts) if spec.parallelism.ep > 1 else dense + experts
-
-
 def _state(spec: RunSpec, held: Parameters) -> State:
-    training = spec.training
+    training, layout = spec.training, spec.parallelism
     elements, weight = held.dense + held.experts, BYTES[training.precision]
     gradient = max(weight, BYTES[training.gradient_precision])
     own = MOMENTS + (MASTER if training.precision == "bf16" else 0)
     own = LEAN if training.optimizer_precision == "lean" else own
-    return State(elements * weight, elements * gradient, sum(_own_bytes(spec.parallelism, held, own)))
-
-
-def _own_bytes(layout: Parallelism, held: Parameters, element: int) -> tuple[int, int]:
-    """Return the bytes of dense and expert parameters that a rank updates, of ``element`` bytes each."""
     shares = (layout.cp * layout.dp, layout.expert_dp) if layout.distributed_optimizer else (1, 1)
-    return held.dense * element // shares[0], held.experts * element // shares[1]
+    optimizer = held.dense * own // shares[0] + held.experts * own // shares[1]
+    return State(elements * weight, elements * gradient, optimizer)
 
 
 def _layer(model: Model, layout: Parallelism, number: int) -> Parameters:

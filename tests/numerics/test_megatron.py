@@ -312,6 +312,31 @@ def test_megatron_core_accepts_every_preset(name: str) -> None:
         OptimizerConfig(**optimizer_settings(spec))
 
 
+def test_divided_groups_of_parameters_train_the_same() -> None:
+    """To the bit, with the rate and decay of each group. PyTorch's AdamW stands in for FusedAdam."""
+    spec = Case(MOE, {"weight_decay": 0.1, "clip_grad": 0.1}, {"distributed_optimizer": True}).spec
+    expected = train_megatron(spec)
+    with cpu_as_cuda() as engine:
+        make, split_groups = engine.get_megatron_optimizer, engine.split_groups
+    sizes: list[int] = []
+
+    def make_divided(*arguments: Any, **named: Any) -> Any:
+        optimizer = make(*arguments, **named)
+        whole = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        split_groups(optimizer, 300)
+        groups = [group["params"] for group in optimizer.param_groups]
+        assert [id(parameter) for group in groups for parameter in group] == whole
+        assert all(len(group) == 1 or sum(map(torch.numel, group)) <= 300 for group in groups)
+        sizes.extend(map(len, groups))
+        return optimizer
+
+    with mock.patch.object(engine, "get_megatron_optimizer", make_divided):
+        found = train_megatron(spec)
+    assert len(sizes) > 4 and max(sizes) > 1
+    for name in ("loss", "grad_norm", "after"):
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=0)
+
+
 def test_megatron_core_takes_a_lean_optimizer_as_it_is_meant() -> None:
     """Its update takes Transformer Engine and a GPU, so a class of the same arguments stands in."""
 

@@ -8,11 +8,10 @@ from statistics import median
 
 import pytest
 
-from analysis.memory import static_memory
 from analysis.memory.forecast import RankForecast, forecast, fullest_rank
 from analysis.memory.measured_constants import ERROR, MEASURED
 from analysis.memory.rank_load import passes_in_flight
-from analysis.memory.static_memory import bytes_of_stages, state_bytes
+from analysis.memory.static_memory import state_bytes
 from benchmarks import memory as judgement
 from launch.contract.spec import CudaGraph, Parallelism, Placement, RunSpec, Training
 from launch.engines.torch_native.parallel.pipeline_schedule import Schedule, actions, in_flight_by_chunk
@@ -63,28 +62,6 @@ def test_every_term_has_a_formula_and_a_source(engine: str, impl: str) -> None:
             state = [term.bytes for term in terms if term.name in ("weights", "gradients", "optimizer state")]
             assert len(state) == 3 and sum(state) <= state_bytes(spec)
     assert of(spec).peak == max(rank.peak for rank in ranks)
-
-
-LEAN = replace(MIXTURE, training=replace(MIXTURE.training, optimizer_precision="lean", sequence_length=64))
-
-
-@pytest.mark.parametrize("impl", ["none", "transformer_engine", "full_iteration"])
-def test_a_lean_update_of_megatron_copies_moments_when_activations_are_gone(impl: str) -> None:
-    """The copies of the experts' moments, 8 bytes each: beside little, and not beside many activations."""
-    graph = CudaGraph(impl, ("attn",) if impl == "transformer_engine" else ())
-    small, native = replace(LEAN, cuda_graph=graph), replace(LEAN, cuda_graph=graph, engine="torch_native")
-    copies = 8 * max(
-        held.experts // LEAN.parallelism.expert_dp for held in static_memory.stages(LEAN.model, LEAN.parallelism)
-    )
-    state = max(bytes_of_stages(LEAN))
-    peaks = {
-        name: max(rank.allocated("measure") for rank in forecast(spec))
-        for name, spec in (("megatron", small), ("native", native))
-    }
-    assert peaks["megatron"] >= state + copies > peaks["native"]
-    long = replace(small, training=replace(small.training, sequence_length=2**17))
-    names = {term.name for rank in forecast(long) for term in rank.phases["measure"]}
-    assert ("moments in fp32" in names) is (impl == "full_iteration"), "a replay's pool cannot hold them"
 
 
 def test_at_most_twelve_constants_of_no_cell_and_no_model() -> None:
