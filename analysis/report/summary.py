@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +16,11 @@ from analysis.sweep.cell_results import CellResult
 from analysis.sweep.exit_code import exit_code
 from analysis.sweep.ranking import diverging_cells, rank
 from analysis.verdict.verdict import VERDICTS, VerdictName
+from launch.common.flag_difference import flag_differences
 from launch.common.text import count, first_names, one_line
 from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import RESULTS_INTACT
+from launch.contract.spec import RunSpec
 
 MAXIMUM_NAMES = 3
 """The number of cells that a sentence names before it counts the rest."""
@@ -79,6 +82,7 @@ def _notes(results: Sequence[CellResult], decision: str, undecided: tuple[Speed,
     if not ran:
         yield f"No cell ran: {_count_not_run(results)}."
         return
+    yield _graph_words(ran)
     yield from (_bad_news(ran, *problem) for problem in PROBLEMS)
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
@@ -157,6 +161,24 @@ DOUBTS: tuple[tuple[str, str, Detail], ...] = (
     ("graphed cell", "cannot be as fast as timed", lambda r: r.speed.timing_doubt if r.passes else ""),
     ("cell", "ran on GPUs that were slowed down", _slowed),
 )
+
+
+def _graph_words(ran: Sequence[CellResult]) -> str:
+    """Name the words of a user's commands that count as graph settings, because nobody else knows what they do."""
+    specs = [(result, result.spec) for result in ran if result.spec.cuda_graph.impl == "command"]
+    found = [(result, flag_differences(*_command_words(spec))) for result, spec in specs if not spec.made_elsewhere]
+    names = [
+        f"`{result.cell.label}` ({'; '.join(one.text for one in differing)})"
+        for result, differing in found
+        if differing
+    ]
+    return f"Counted as graph settings: {first_names(names, MAXIMUM_NAMES)}." if names else ""
+
+
+def _command_words(spec: RunSpec) -> tuple[list[str], list[str]]:
+    """Return the words of the eager and of the graphed command."""
+    shared = [*shlex.split(spec.command.run), *spec.command.flags]
+    return [*shared, *spec.command.eager], [*shared, *spec.cuda_graph.arguments]
 
 
 def _expected_failures(ran: Sequence[CellResult]) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launch.contract.paths import SweepPaths
-from launch.contract.plan import Plan
+from launch.contract.plan import Margins, Plan
 from orchestrator import PROGRAM
+from orchestrator.recipe.wrapped_commands import RECIPE_FILE
 from orchestrator.sweeps.report_process import read_needed_runs
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.store import default_store
@@ -53,9 +54,11 @@ def cancel_command(sweep: SweepPaths, plan: Plan) -> str:
     return format_command(f"cancel {plan.name}", sweep)
 
 
-def sweep_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:
-    """Return the command that plans ``plan`` again with ``repeats`` repeats and keeps the existing runs."""
-    overrides = [text for text in plan.overrides or () if text.partition("=")[0] != "repeats"]
+def repeat_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:
+    """Return the command that plans ``plan`` again with ``repeats`` repeats and keeps the existing runs; "" if there is none."""
+    if plan.overrides is None:
+        return _wrap_command(sweep, plan, repeats) if plan.recipe_file == RECIPE_FILE else ""
+    overrides = [text for text in plan.overrides if text.partition("=")[0] != "repeats"]
     words = [
         plan.recipe_file,
         *overrides,
@@ -65,6 +68,22 @@ def sweep_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:
     words += ["--even-if-oom"] if plan.even_if_oom else []
     words += ["--cluster", plan.cluster] if plan.cluster else []
     return format_command(f"sweep {shlex.join(words)}", sweep)
+
+
+def _wrap_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:
+    spec, margins, usual = plan.cells[-1].run_spec, plan.margins, Margins()
+    shared = shlex.split(spec.command.run)
+    sides = {"--eager": spec.command.eager, "--graphed": spec.cuda_graph.arguments}
+    options: dict[str, object] = {option: shlex.join([*shared, *words]) for option, words in sides.items()}
+    options |= {"--steps": spec.training.steps, "--ranks": spec.parallelism.world_size, "--repeats": repeats}
+    options |= {"--loss-margin": margins.loss} if margins.loss != usual.loss else {}
+    options |= {"--grad-norm-margin": margins.grad_norm} if margins.grad_norm != usual.grad_norm else {}
+    words = [word for option, value in options.items() for word in (option, str(value))]
+    words += [word for name in margins.allow_differences for word in ("--allow-difference", name)]
+    words += ["--cluster", plan.cluster] if plan.cluster else []
+    elsewhere = Path(spec.command.workdir) != Path.cwd()
+    there = f"cd {shlex.quote(spec.command.workdir)} && " if elsewhere else ""
+    return there + format_command(f"wrap {shlex.join(words)}", sweep)
 
 
 def format_command(verb: str, sweep: SweepPaths) -> str:

@@ -10,7 +10,7 @@ from launch.common.atomic_files import number, read_json
 from launch.common.text import align, count
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
-from orchestrator.output.next_commands import sweep_command
+from orchestrator.output.next_commands import repeat_command
 from orchestrator.sweeps.report_process import TRACK_SECONDS, is_tracked
 
 MOST_ROWS = 40
@@ -31,8 +31,8 @@ def print_report(paths: SweepPaths, plan: Plan) -> None:
         print(f"... and {content['total_cells'] - MOST_ROWS} more cells in the report")
     print(f"\nreport: {paths.report / 'report.md'}")
     repeats = content["summary"]["repeats_to_decide"]
-    if repeats and plan.overrides is not None:
-        print(f"to decide on speed: {sweep_command(paths, plan, repeats)}")
+    if repeats and (command := repeat_command(paths, plan, repeats)):
+        print(f"to decide on speed: {command}")
 
 
 def print_tracking(paths: SweepPaths, plan: Plan) -> None:

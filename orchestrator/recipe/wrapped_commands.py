@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
+from launch.common.flag_difference import FlagDifference, flag_differences
 from launch.contract.plan import Margins
+from launch.contract.spec import RunSpec
 from launch.contract.spec_ids import digest
+from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import script_of
-from orchestrator.errors import input_error
+from orchestrator.errors import InputError, Problem, input_error
 from orchestrator.recipe.yaml_reader import dump
+
+RECIPE_FILE = "wrap.yaml"
+_OF_GRAPHS = re.compile(r"graph|compile|rng.tracker|check.for.nan", re.IGNORECASE)
+"""Names that trainers give to graph settings, and to what their graphs need."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +43,47 @@ class WrappedCommands:
         return script_of(_words("--eager", self.eager)), script_of(_words("--graphed", self.graphed))
 
     @property
+    def differences(self) -> tuple[FlagDifference, ...]:
+        """The flags and variables in which the commands differ."""
+        return flag_differences(*self._words)
+
+    @property
+    def _words(self) -> tuple[Sequence[str], Sequence[str]]:
+        """The words of both commands. If one begins with variables, ``env`` is put before both, because no shell reads them."""
+        commands = _words("--eager", self.eager), _words("--graphed", self.graphed)
+        before = ["env"] if any("=" in words[0] for words in commands) else []
+        return [*before, *commands[0]], [*before, *commands[1]]
+
+    def _find_other_differences(self) -> Iterator[Problem]:
+        """Yield the differences that are no graph settings, and that nobody allowed.
+
+        A flag that only one command has may be any program's graph switch, but not that of a known trainer.
+        """
+        trainer = _trainer_of([*self._words[0], *self._words[1]])
+        allowed = {name.lstrip("-") for name in self.margins.allow_differences}
+        for found in self.differences:
+            name, is_switch = found.name.lstrip("-"), not trainer and None in (found.eager, found.graphed)
+            if name and not is_switch and not _OF_GRAPHS.search(name) and name not in allowed:
+                why = f"it is no graph setting of {trainer}" if trainer else "the programs may train differently"
+                fix = f"make both commands equal in it, or allow it: --allow-difference {name}"
+                yield Problem("--graphed", f"{found.text.replace('`', '')}; {why}", fix)
+
+    @property
     def recipe(self) -> str:
         """Return the recipe as YAML.
 
         Raises:
-            InputError: the commands are equal, begin differently or cannot be read.
+            InputError: the commands are equal, begin differently, differ in more than graphs or cannot be read.
         """
-        eager, graphed = _alike(_words("--eager", self.eager), _words("--graphed", self.graphed))
+        eager, graphed = self._words
         common = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(eager, graphed, strict=False))]
         if eager == graphed:
             raise input_error("--graphed", "it is the eager command", "add what turns the graphs on")
         if not common:
             message = f"it begins with {graphed[0]!r}, and the eager one with {eager[0]!r}"
             raise input_error("--graphed", message, "let both begin with one program, such as bash -c '...'")
+        if problems := [*self._find_other_differences()]:
+            raise InputError(problems)
         content: dict[str, Any] = {
             "name": f"wrap_{digest([eager, graphed, self.workdir, self.code])}",
             "engine": "command",
@@ -80,7 +116,11 @@ def _words(option: str, command: str) -> Sequence[str]:
     return words
 
 
-def _alike(*commands: Sequence[str]) -> list[Sequence[str]]:
-    """Return the commands. If one begins with variables, put ``env`` before both, because no shell reads them."""
-    before = ["env"] if any("=" in words[0] for words in commands) else []
-    return [[*before, *words] for words in commands]
+def _trainer_of(words: Iterable[str]) -> str:
+    """Return the framework whose flag for the number of steps is among ``words``; "" if none is."""
+    names = {word.partition("=")[0].lstrip("+") for word in words}
+    for framework, known in FRAMEWORKS.items():
+        flags = known.own_flags(RunSpec("command")).items()
+        if any("{steps}" in f"{name} {values}" and name.partition("=")[0] in names for name, values in flags):
+            return framework
+    return ""

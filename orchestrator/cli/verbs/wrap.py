@@ -21,7 +21,7 @@ from orchestrator.errors import InputError, Problem, input_error
 from orchestrator.output.plan import warn_two_scripts
 from orchestrator.output.report import print_report
 from orchestrator.plan.logged_runs import plan_logs
-from orchestrator.recipe.wrapped_commands import WrappedCommands
+from orchestrator.recipe.wrapped_commands import RECIPE_FILE, WrappedCommands
 from orchestrator.sweeps.logged_runs import write_logged_runs
 from orchestrator.sweeps.report_process import read_exit_code, write_report
 from orchestrator.sweeps.store import Store
@@ -71,7 +71,8 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--allow-difference", action="append", default=[], metavar="NAME",
-        help="let runs differ in this field of their provenance, such as settings.NCCL_ALGO; may be repeated",
+        help="let runs differ in this flag (without dashes), or in this field of their provenance, such as settings.NCCL_ALGO; "
+        "may be repeated",
     )  # fmt: skip
     add_margins(parser)
     add_budget(parser)
@@ -93,10 +94,11 @@ def run(arguments: argparse.Namespace) -> int:
     commands = WrappedCommands(eager, graphed, str(workdir), code, *counts, _margins(arguments))
     text = commands.recipe
     with redirect_messages(arguments):
+        print("# counted as graph settings:", "; ".join(found.text for found in commands.differences).replace("`", ""))
         print(f"# the same as a recipe (docs/your_own_job.md):\n{text}")
         warn_two_scripts(*commands.scripts)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "wrap.yaml"
+        path = Path(folder) / RECIPE_FILE
         path.write_text(text)
         planned = {"recipe": path, "overrides": [], "only": [], "even_if_oom": False}
         return sweep.run(argparse.Namespace(**vars(arguments), **planned))

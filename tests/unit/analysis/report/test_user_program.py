@@ -38,6 +38,25 @@ def test_no_figure_rests_on_a_model_or_a_batch_that_nobody_named(tmp_path: Path)
     assert "TFLOP/s)" not in text
 
 
+def test_the_words_that_count_as_graph_settings_are_named_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_program = records.workload_spec
+
+    def with_words(*arguments: Any) -> RunSpec:
+        spec = of_program(*arguments)
+        command = dataclasses.replace(spec.command, flags=("--scope", "attn"), eager=("--mode", "1"))
+        graph = dataclasses.replace(spec.cuda_graph, arguments=("--mode", "2", "--lr", "3e-4") if spec.graphed else ())
+        return dataclasses.replace(spec, command=command, cuda_graph=graph)
+
+    monkeypatch.setattr(records, "workload_spec", with_words)
+    report = write_report(records.write_sweep(tmp_path / "mine", impls=("command",), steps=20))
+    said = (
+        "Counted as graph settings: `command, lr 0.001` (`--mode`: `1` eager, `2` graphed; `--lr 3e-4` only graphed)."
+    )
+    assert said in report.summary
+
+
 @pytest.mark.parametrize("allowed", [(), ("settings.NCCL",), ("settings.NCCL_ALGO",), ("settings", "packages")])
 @pytest.mark.parametrize("place", ["settings.NCCL_ALGO", "packages.apex"])
 def test_a_difference_beside_graph_settings_counts_unless_it_is_allowed_by_name(

@@ -19,7 +19,7 @@ from launch.contract.plan import Reason
 from orchestrator.cli import planning
 from orchestrator.cli.main import main
 from orchestrator.cli.verbs import sweep
-from orchestrator.output.next_commands import sweep_command
+from orchestrator.output.next_commands import repeat_command
 from orchestrator.plan import memory_check
 from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load
@@ -124,8 +124,8 @@ def test_no_graphed_cell_runs_without_its_eager_baseline(
 
 
 def test_the_suggested_command_keeps_even_if_oom(tmp_path: Path) -> None:
-    plan = replace(planned(tmp_path), even_if_oom=True)
-    assert sweep_command(SweepPaths(Path("sweeps/x")), plan, 4).endswith(" --even-if-oom")
+    plan = replace(planned(tmp_path), overrides=(), even_if_oom=True)
+    assert repeat_command(SweepPaths(Path("sweeps/x")), plan, 4).endswith(" --even-if-oom")
 
 
 def explain(capsys: pytest.CaptureFixture[str], cell: str, recipe: str = "qwen3_8l_parallel", *words: str) -> str:

@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from launch.common.command_line import Parser
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Margins, Plan
-from orchestrator.output.next_commands import sweep_command
+from orchestrator.cli.verbs import wrap
+from orchestrator.output.next_commands import repeat_command
+from orchestrator.plan.planner import make_plan
+from orchestrator.recipe.expand import expand
+from orchestrator.recipe.recipe import load
+from orchestrator.recipe.wrapped_commands import RECIPE_FILE, WrappedCommands
+from orchestrator.targets.host import Host
 
 
 def test_more_repeats_keep_the_overrides_filters_cluster_and_store(tmp_path: Path) -> None:
     plan = Plan("x", "", "x.yaml", Margins(), (), (), overrides=("name=x", "repeats=2", "training.steps=50"))
     paths = SweepPaths(tmp_path / "x")
-    assert sweep_command(paths, plan, 7).partition(" sweep ")[2] == (
+    assert repeat_command(paths, plan, 7).partition(" sweep ")[2] == (
         f"x.yaml name=x training.steps=50 repeats=7 --store {tmp_path}"
     )
     elsewhere = replace(plan, only=("cuda_graph.impl=torch",), cluster="big")
-    assert " --only cuda_graph.impl=torch --cluster big --store " in sweep_command(paths, elsewhere, 7)
+    assert " --only cuda_graph.impl=torch --cluster big --store " in repeat_command(paths, elsewhere, 7)
+
+
+@pytest.mark.parametrize("margins", [Margins(), Margins(loss=0.5, grad_norm=0.1, allow_differences=("lr", "packages"))])
+def test_wrapped_commands_are_wrapped_again(tmp_path: Path, margins: Margins) -> None:
+    commands = WrappedCommands(
+        "X=1 sh t --x 'a b'", "X=1 sh t --x 'a b' --graphs", str(tmp_path), "", 120, 2, 3, margins
+    )
+    path = tmp_path / RECIPE_FILE
+    path.write_text(commands.recipe)
+    recipe = load(path)
+    plan = make_plan(recipe, expand(recipe, "cpu"), Host((), frozenset(), True))
+    there, _, words = repeat_command(SweepPaths(tmp_path / "x"), plan, 7).partition(" wrap ")
+    assert there.startswith(f"cd {tmp_path} && ")
+    parser = Parser()
+    wrap.add_arguments(parser)
+    again, _ = parser.parse_known_args(shlex.split(words))
+    assert (again.steps, again.ranks, again.repeats) == (120, 3, 7)
+    sides = again.eager[0], again.graphed[0]
+    assert WrappedCommands(*sides, str(tmp_path), "", 120, 2, 3, wrap._margins(again)).recipe == commands.recipe

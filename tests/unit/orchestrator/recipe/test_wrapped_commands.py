@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,33 @@ def test_each_side_runs_its_own_words(tmp_path: Path, eager: str, graphed: str, 
 def test_what_cannot_be_compared_is_refused(eager: str, graphed: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         _ = wrapped(eager, graphed).recipe
+
+
+MEGATRON = "python t.py --train-iters 9"
+
+
+@pytest.mark.parametrize(
+    ("eager", "graphed", "name"),
+    [
+        ("python t.py --lr 1e-3", "python t.py --g --lr=1e-4", "lr"),
+        ("python t.py --lr=1e-3 x", "python t.py --lr=1e-3 --g x", ""),
+        ("python t.py --lr -1", "python t.py --lr -2 --g", "lr"),
+        ("python t.py --x", "python t.py --g --lr 1e-4 --x", ""),
+        ("python t.py optim.lr=1 graphs=0", "python t.py +optim.lr=2 graphs=1", "optim.lr"),
+        ("SEED=1 python t.py", "SEED=2 GRAPHS=1 python t.py", "SEED"),
+        ("bash -c 'python t.py --lr 1'", "bash -c 'python t.py --lr 2 --g'", "lr"),
+        ("bash -c 'python t.py --lr 1'", "bash -c 'python t.py --lr 1 --g'", ""),
+        (MEGATRON, f"{MEGATRON} --cuda-graph-impl local --cuda-graph-scope attn mlp --te-rng-tracker", ""),
+        (MEGATRON, f"{MEGATRON} --cuda-graph-impl local --lr 1e-4", "lr"),
+        ("t train.train_iters=9 x=1", "t train.train_iters=9 model.cuda_graph_impl=local", "x"),
+    ],
+)
+def test_what_is_no_graph_setting_needs_permission(eager: str, graphed: str, name: str) -> None:
+    commands = wrapped(eager, graphed)
+    if name:
+        with pytest.raises(InputError, match=rf"\b{name}\b[^;]*; .*\n    .* --allow-difference {name}$"):
+            _ = commands.recipe
+    assert replace(commands, margins=Margins(allow_differences=(name,))).recipe
 
 
 def test_allowed_differences_are_in_the_recipe(tmp_path: Path) -> None:
