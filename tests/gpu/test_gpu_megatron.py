@@ -214,6 +214,50 @@ def with_one_micro_batch(spec: RunSpec) -> RunSpec:
     return replace(spec, training=replace(spec.training, global_batch_size=2))
 
 
+def lean(spec: RunSpec) -> RunSpec:
+    training = replace(spec.training, optimizer_precision="lean")
+    return replace(spec, training=training, parallelism=replace(spec.parallelism, distributed_optimizer=True))
+
+
+@pytest.mark.parametrize("gradients", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", [Model(qk_layernorm=True), MOE], ids=["dense", "moe"])
+def test_a_lean_optimizer_trains_beside_that_of_fp32(
+    model: Model, gradients: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps 6 bytes an element, in groups that an update copies one by one."""
+    from launch.engines.megatron import engine as module
+
+    monkeypatch.setattr(module, "COPIED_ELEMENTS", 2**16)
+    made, split_groups = [], module.split_groups
+
+    def split_and_keep(optimizer: Any, most: int) -> None:
+        split_groups(optimizer, most)
+        made.append(optimizer)
+
+    monkeypatch.setattr(module, "split_groups", split_and_keep)
+    spec = spec_of(model, EAGER)
+    spec = lean(replace(spec, training=replace(spec.training, gradient_precision=gradients)))
+    assert unsupported(spec) == ()
+    found = results_of(spec)
+    states = [state for part in made[0].chained_optimizers for state in part.optimizer.state.values()]
+    assert len(made[0].param_groups) > 4 and states
+    for state in states:
+        assert {name: one.dtype for name, one in state.items()} == {
+            "exp_avg": torch.bfloat16, "exp_avg_sq": torch.bfloat16, "master_param": torch.int16
+        }  # fmt: skip
+    plain = replace(spec, training=replace(spec.training, optimizer_precision="fp32"))
+    for expected in (results_of(plain), results_of(replace(spec, engine="torch_native"))):
+        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=3e-2)
+        torch.testing.assert_close(found[1], expected[1], rtol=1e-1, atol=0)
+
+
+@pytest.mark.parametrize("case", [("dense", WHOLE), ("moe", CudaGraph("transformer_engine", ROUTED))], ids=named)
+def test_graphs_compute_what_eager_code_computes_beside_a_lean_optimizer(case: tuple[str, CudaGraph]) -> None:
+    name, graph = case
+    eager, again = (trained(lean(spec_of(MODELS[name], EAGER))) for _ in range(2))
+    check(trained(lean(spec_of(MODELS[name], graph))), eager, again, graph)
+
+
 FP8: tuple[Any, ...] = ("delayed", "current")
 
 
