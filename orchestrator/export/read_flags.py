@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from launch.contract.spec import SECTIONS, RunSpec, spec_to_json
+from launch.megatron_config.absent_fields import absent_field
 from launch.megatron_config.field_names import DEPRECATED, FIELDS
 from orchestrator.errors import InputError, input_error
 from orchestrator.export import megatron_lm
@@ -64,6 +65,7 @@ VALUES: Mapping[str, Callable[[Sequence[str]], Mapping[str, Any]]] = {
 """Flags whose words are not those of a recipe. The functions raise LookupError or ValueError for words that no recipe has."""
 NEEDED = {
     "normalization": "LayerNorm", "position_embedding_type": "learned_absolute", "lr_decay_style": "linear",
+    "moe_router_dtype": "that of the weights",
 }  # fmt: skip
 """Flags for which the engine has only one value, each with Megatron-LM's default, which is another."""
 ASSUMED = {
@@ -364,8 +366,20 @@ def _notes(flags: Flags, spec: RunSpec) -> Iterator[str]:
     for name in (name for name in flags if name in exported and name not in SAID_ELSEWHERE):
         if not _same(flags[name], exported[name]):
             yield f"{_flag(name, flags[name])}: the recipe's cells train with {_flag(name, exported[name])}"
+    yield from _notes_on_missing(flags, exported, spec)
+    if DROPS in flags and "moe_paged_stash" not in flags:
+        yield f"--{DROPS.replace('_', '-')} without --moe-paged-stash: Megatron-Core 0.19.2 silently drops tokens above it"
+    for name in unknown:
+        if absent := absent_field(name):
+            yield f"{_flag(name, flags[name])}: {': '.join(absent)}"
+    if unknown := [name for name in unknown if not absent_field(name)]:
+        yield f"without a counterpart in a recipe: {', '.join(_flag(name, flags[name]) for name in unknown)}"
+
+
+def _notes_on_missing(flags: Flags, exported: Flags, spec: RunSpec) -> Iterator[str]:
+    """Yield the values that follow from flags that are not given, where the recipe has others."""
     for name, default in NEEDED.items():
-        if name not in flags and exported.get(name) != [default]:
+        if name not in flags and exported.get(name, [default]) != [default]:
             yield f"--{name.replace('_', '-')} is not given, so it is {default}; the recipe's is {' '.join(exported[name])}"
     if not {"swiglu", "quick_geglu"} & set(flags):
         yield "--swiglu is not given; the recipe's activation is swiglu"
@@ -373,10 +387,6 @@ def _notes(flags: Flags, spec: RunSpec) -> Iterator[str]:
         if flags.keys().isdisjoint((name, *others)):
             section, _, key = field.partition(".")
             yield f"{_flag(name, ())} is not given; the recipe has {field}={getattr(getattr(spec, section), key)}"
-    if DROPS in flags and "moe_paged_stash" not in flags:
-        yield f"--{DROPS.replace('_', '-')} without --moe-paged-stash: Megatron-Core 0.19.2 silently drops tokens above it"
-    if unknown:
-        yield f"without a counterpart in a recipe: {', '.join(_flag(name, flags[name]) for name in unknown)}"
 
 
 def _same(given: Sequence[str], exported: Sequence[str]) -> bool:

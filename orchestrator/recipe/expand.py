@@ -21,6 +21,7 @@ from launch.contract.spec import (
     RunSpec,
     Training,
 )
+from launch.megatron_config.absent_fields import absent_value
 from orchestrator.errors import input_error, suggestion
 from orchestrator.recipe.aliases import canonical_place, canonical_values
 from orchestrator.recipe.command import command_of, graphs_axis
@@ -149,7 +150,9 @@ def parse_setting(text: str, place: str = "--only") -> tuple[str, Any]:
     try:
         converted = schema.convert(key, None if plain == "null" else plain)
     except ValueError as error:
-        raise input_error(place, f"{text}: {name} is {error}", suggestion(value, schema.choices(key), "")) from None
+        one_of = suggestion(value, schema.choices(key), "write one of them") if schema.choices(key) else ""
+        message, fix = absent_value(key, plain) or (f"{name} is {error}", one_of)
+        raise input_error(place, f"{text}: {message}", fix) from None
     return name, canonical_values({"scope": converted})["scope"] if name == "cuda_graph.scope" else converted
 
 

@@ -108,7 +108,7 @@ def test_of_a_blend_the_heaviest_data_set_is_kept_and_the_rest_is_said(words: st
 def test_what_a_recipe_does_not_express_is_said() -> None:
     notes = "\n".join(read_command(COMMAND).notes)
     assert "--normalization is not given, so it is LayerNorm; the recipe's is RMSNorm" in notes
-    assert "dropout" not in notes
+    assert "dropout" not in notes and ("--moe-router-dtype" in notes) == ("--num-experts" in COMMAND)
     assert "without --moe-paged-stash: Megatron-Core 0.19.2 silently drops tokens above it" in notes
     assert "without a counterpart in a recipe: --log-interval 1" in notes
 
@@ -174,6 +174,8 @@ REFUSED = {
     "$GPT_ARGS --bf16": "the shell has not expanded $GPT_ARGS",
     f"{MODEL} --bf16 false": "--bf16 false: Megatron-LM's flag takes no value",
     f"{MODEL} --bf16 --fp16": "--fp16: --bf16 is given too",
+    f"{MODEL} --moe-token-dispatcher-type flex": "HybridEP)\n    run your own program with it by engine: command",
+    f"{MODEL} --moe-token-dispatcher-type x": "is not one of allgather, alltoall\n    write one of them",
 }
 
 
@@ -184,13 +186,18 @@ def test_a_wrong_flag_is_named_with_its_value(flags: str) -> None:
     assert REFUSED[flags] in str(caught.value)
 
 
+EXPERTS = f"{MODEL} --num-experts 4 --moe-router-dtype fp32"
+ROUTER = "--moe-router-dtype is not given, so it is that of the weights; the recipe's is fp32"
 NOTED = {
+    f"x.py {MODEL} --num-experts 4": ROUTER,
+    f"x.py {MODEL} --num-experts 4 --moe-router-dtype fp64": "--moe-router-dtype fp64: the recipe's cells train with",
+    f"x.py {MODEL} --mtp-num-layers 1": "--mtp-num-layers 1: no engine here has multi-token prediction: run your own",
     f"x.py {MODEL} -p 3": "without a counterpart in a recipe: -p 3",
     f"cd x && x.py {MODEL} 2>&1 | tee --append log; echo --lr 2": "",
     f"x.py {MODEL} > log --eval-iters 3": "",
     f"x.py --num-layers 4 {MODEL}": "--num-layers is given 2 times, and the last counts: --num-layers 8",
-    f"x.py {MODEL} --num-experts 4 --moe-layer-freq '([0]*3+[1]*5)'": "--moe-layer-freq ([0]*3+[1]*5): the recipe's cells train",
-    f"x.py {MODEL} --num-experts 4 --moe-layer-freq '[[1]]'": "--moe-layer-freq [[1]]: the recipe's cells train",
+    f"x.py {EXPERTS} --moe-layer-freq '([0]*3+[1]*5)'": "--moe-layer-freq ([0]*3+[1]*5): the recipe's cells train",
+    f"x.py {EXPERTS} --moe-layer-freq '[[1]]'": "--moe-layer-freq [[1]]: the recipe's cells train",
     f"srun torchrun --nnodes=$N x.py {MODEL}": "--nnodes $N is no number: set resources.nodes in the recipe",
     f"torchrun --nproc-per-node gpu x.py {MODEL}": "--nproc-per-node gpu is no number: set resources.gpus_per_node",
 }
