@@ -216,7 +216,7 @@ SILENT = {
     "megatron.tp": "seen on a CPU",
     "megatron.overlap_moe_expert_parallel_comm": "seen on a CPU",
 }
-"""Rules that refuse what an engine of Megatron-Core computes wrongly without an error, and how that is known."""
+"""How it is known that Megatron-Core computes wrongly without an error what these rules refuse."""
 
 
 IN_0_19 = {
@@ -246,7 +246,7 @@ WITHOUT_RULE = (
 
 
 def faults_by_release() -> str:
-    rules = [*megatron.KNOWN_FAULTS, *(rule for rule in megatron.RULES if rule.id in SILENT)]
+    rules = [*megatron.KNOWN_FAULTS, *megatron.SILENT_REFUSALS]
     head = ("fault", *(f"megatron-core {release}" for release in RELEASES), "runs on")
     return table(head, [*map(_releases_of, rules), *WITHOUT_RULE])
 
@@ -302,10 +302,12 @@ def _verdict_of(exhibit: Path) -> str:
 
 
 def silent_refusals() -> str:
-    rules = [rule for rule in megatron.RULES if rule.id in SILENT]
     return table(
         ("rule", "symptom", "releases", "known", "avoid it", "where"),
-        ((f"`{rule.id}`", rule.statement, rule.versions, SILENT[rule.id], rule.fix, rule.source) for rule in rules),
+        (
+            (f"`{rule.id}`", rule.statement, rule.versions, SILENT[rule.id], rule.fix, rule.source)
+            for rule in megatron.SILENT_REFUSALS
+        ),
     )
 
 

@@ -34,7 +34,7 @@ class FlagDifference:
 
 def flag_differences(eager: Sequence[str], graphed: Sequence[str]) -> tuple[FlagDifference, ...]:
     """Return the flags whose values differ between the words of two commands, or that one of them lacks, in their order."""
-    before, after = _read_flags(eager), _read_flags(graphed)
+    before, after = read_flags(eager), read_flags(graphed)
     return tuple(
         FlagDifference(name, before.get(name), after.get(name))
         for name in {**before, **after}
@@ -42,7 +42,7 @@ def flag_differences(eager: Sequence[str], graphed: Sequence[str]) -> tuple[Flag
     )
 
 
-def _read_flags(words: Sequence[str]) -> Mapping[str, str]:
+def read_flags(words: Sequence[str]) -> Mapping[str, str]:
     """Return the value of each flag: the words up to the next flag, joined."""
     values: dict[str, list[str]] = {}
     name = ""

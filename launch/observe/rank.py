@@ -16,6 +16,7 @@ from launch.contract.records.events import Phase
 from launch.contract.records.identity import identity_of
 from launch.contract.spec import RunSpec
 from launch.observe.program import describe_program
+from launch.support import known_faults
 from launch.train.telemetry.event_log import Recorder
 
 
@@ -64,6 +65,8 @@ class Rank:
             environment = describe_program(self.recorder.device, self._spec, self._folders)
             write_json(self.attempt.environment, identity_of(self.attempt) | environment)
         self.recorder.enter(phase, 0)
+        for fault in known_faults(self._spec) if self.number == 0 else ():
+            self.recorder.note(fault.text)
 
     def report_second_process(self) -> None:
         """Record that this process trains although another one was the rank. Its steps are not compared."""

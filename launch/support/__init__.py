@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from launch.contract.plan import Reason
 from launch.contract.spec import EngineName, RunSpec
+from launch.frameworks.megatron_flags import megatron_spec
 from launch.support import command, megatron, torch_native
 from launch.support.rule import Rule, judge
 
@@ -25,8 +26,14 @@ def unsupported(spec: RunSpec) -> tuple[Reason, ...]:
 
 
 def known_faults(spec: RunSpec) -> tuple[Reason, ...]:
-    """Return the known wrong computations of the library of ``spec``. Such a run has a note and is never advised."""
-    return judge(megatron.KNOWN_FAULTS, spec)
+    """Return the known wrong computations of the library of ``spec``. Such a run has a note and is never advised.
+
+    A user's program is judged by the settings that its command names. No rule refuses it, so it may have any silent fault.
+    """
+    if spec.engine != "command":
+        return judge(megatron.KNOWN_FAULTS, spec)
+    implied = megatron_spec(spec)
+    return judge((*megatron.FAULTS, *megatron.SILENT_REFUSALS), implied) if implied else ()
 
 
 def is_known_fault(reason: Reason) -> bool:

@@ -248,3 +248,11 @@ def test_gradients_of_the_first_steps_are_sketched_by_name(tmp_path: Path) -> No
     assert before[4] == after[4]
     assert after[5]["weight"].distance(before[5]["weight"]) == pytest.approx(before[5]["weight"].norm, rel=1.0)
     assert after[5]["bias"] == before[5]["bias"]
+
+
+def test_a_known_fault_of_the_program_is_noted(tmp_path: Path) -> None:
+    spec = spec_of(graphed=True)
+    graph = dataclasses.replace(spec.cuda_graph, arguments=("--cuda-graph-impl", "local"))
+    seen = observe(tmp_path, PROGRAM, dataclasses.replace(spec, cuda_graph=graph))
+    (note,) = (event["message"] for event in seen.events("note") if "local graph" in event["message"])
+    assert "before its own backward pass reads it" in note and "megatron_core=0.19" in note

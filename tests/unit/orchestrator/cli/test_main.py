@@ -234,6 +234,15 @@ def test_plan_lists_known_faults(capsys: pytest.CaptureFixture[str]) -> None:
         )
 
 
+def test_plan_lists_known_faults_of_a_users_program(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(ROOT / "recipes" / "megatron_lm_moe.yaml")
+    for words, is_said in (("--position-embedding-type yarn", True), ("", False)):
+        settings = [f"command.run=torchrun pretrain_gpt.py --bf16 --no-gradient-accumulation-fusion {words}"]
+        main(["plan", recipe, *settings])
+        known = capsys.readouterr().out.partition("\nknown to compute wrong results")[2]
+        assert ("[megatron.yarn_positions]" in known) == is_said
+
+
 def test_plan_says_that_steps_are_too_few(capsys: pytest.CaptureFixture[str]) -> None:
     """Three steps warm up and one captures."""
     said = "103 steps are too few for EQUIVALENT, which compares 100 steps after the capture: set training.steps to 104"
