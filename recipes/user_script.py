@@ -1,6 +1,7 @@
 """A training program of nobody's: it knows nothing of this project. recipes/user_script.yaml runs it.
 
-With ``--graph`` it captures forward and backward pass by hand on a GPU, and compiles the model on a CPU.
+With ``--graph`` it captures forward and backward pass by hand on a GPU, and compiles the model on a CPU. With
+``--stale-inputs`` it has a bug of many graphed programs: it copies no new batch into the graph's inputs.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--graph", action="store_true")
+    parser.add_argument("--stale-inputs", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     if not torch.cuda.is_available():
-        train("cpu", arguments.steps, compiled=arguments.graph, graphed=False)
+        train("cpu", arguments.steps, arguments.stale_inputs, compiled=arguments.graph, graphed=False)
         return
     # One stream for warm-up and capture, since gradients are accumulated on the stream of their first use.
     with torch.cuda.stream(torch.cuda.Stream()):
-        train("cuda", arguments.steps, compiled=False, graphed=arguments.graph)
+        train("cuda", arguments.steps, arguments.stale_inputs, compiled=False, graphed=arguments.graph)
 
 
-def train(device: str, steps: int, *, compiled: bool, graphed: bool) -> None:
+def train(device: str, steps: int, stale: bool, *, compiled: bool, graphed: bool) -> None:
     blocks = [torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU()) for _ in range(LAYERS)]
     model = torch.nn.Sequential(*blocks, torch.nn.Linear(WIDTH, 1)).to(device)
     run = torch.compile(model) if compiled else model
@@ -45,8 +47,9 @@ def train(device: str, steps: int, *, compiled: bool, graphed: bool) -> None:
     batches = torch.Generator().manual_seed(1)
     for step in range(steps):
         batch = torch.randn(BATCH, WIDTH, generator=batches)
-        inputs.copy_(batch)
-        targets.copy_(batch[:, :1].tanh())
+        if step <= WARMUP_STEPS or not stale:
+            inputs.copy_(batch)
+            targets.copy_(batch[:, :1].tanh())
         optimizer.zero_grad(set_to_none=False)
         if graphed and step == WARMUP_STEPS:
             compute_step = capture(compute)
