@@ -19,7 +19,7 @@ from analysis.verdict.verdict import VERDICTS, VerdictName
 from launch.common.flag_difference import flag_differences
 from launch.common.text import count, first_names, one_line
 from launch.contract.exit_codes import ExitCode
-from launch.contract.outcomes import RESULTS_INTACT
+from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, RESULTS_INTACT
 from launch.contract.spec import RunSpec
 
 MAXIMUM_NAMES = 3
@@ -127,6 +127,13 @@ def _flaky(result: CellResult) -> str:
     return next((why for why in result.integrity.flaky_attempts[:1] if why not in known), "")
 
 
+def _unsound(result: CellResult) -> str:
+    text = next(iter(result.integrity.unsound_records), "")
+    # The text of a damaged outcome has its fix.
+    known = not text or "fix: " in text or result.spec.made_elsewhere
+    return text if known else f"{text}; fix: {DAMAGED_OUTCOME_REMEDY}"
+
+
 def _cause(result: CellResult) -> str:
     """Return the message of the first run that did not end as expected, after a colon, shortened; "" without one."""
     ends = (run.attempt.outcome for run in result.runs if run.attempt)
@@ -147,7 +154,7 @@ PROBLEMS: tuple[tuple[str, str, Detail], ...] = (
         "did not end as expected",
         lambda r: f"ended {r.outcome}, expected {r.cell.expect.text}{_cause(r)}" if r.unexpected else "",
     ),
-    ("cell", "left unsound records", lambda r: next(iter(r.integrity.unsound_records), "")),
+    ("cell", "left unsound records", _unsound),
     ("cell", "ended differently in another attempt", _flaky),
     ("cell", "left an attempt that is not compared", lambda r: next(iter(r.integrity.uncompared_attempts), "")),
     ("graphed cell", "UNFINISHED", _reason_of("UNFINISHED")),

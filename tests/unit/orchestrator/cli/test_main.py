@@ -588,6 +588,20 @@ def _names_the_outcome(capsys: pytest.CaptureFixture[str], run_id: str, why: str
     assert "fix: move its folder away, then resume the sweep to run it again" in told
 
 
+def test_a_run_that_lost_steps_is_named_with_its_fix(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    sweep = write_sweep(elsewhere / "sweeps" / "torn")
+    attempt = sweep.run(next(iter(read_plan(sweep).cell_of_run()))).attempt(1)
+    lines = attempt.metrics.read_text().splitlines(keepends=True)
+    attempt.metrics.write_text("".join(lines[:-3]))
+    assert main(["report", "torn"]) == 3
+    told = " ".join(capsys.readouterr().out.split())
+    assert "left unsound records" in told
+    assert "fix: move its folder away, then resume the sweep to run it again" in told
+    attempt.metrics.parent.rename(elsewhere / "away")
+    assert main(["status", "torn"]) == 0
+    assert "1 PLANNED" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("key", ["bundle_id", "workload_id", "name"])
 def test_no_id_of_a_plan_leads_out_of_the_store(capsys: pytest.CaptureFixture[str], elsewhere: Path, key: str) -> None:
     sweep = write_sweep(elsewhere / "sweeps" / "evil")
