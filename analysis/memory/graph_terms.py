@@ -69,6 +69,11 @@ def _static(rank: RankLoad) -> Term:
 def step_capture(rank: RankLoad, eager: Sequence[Term], replay: Sequence[Term]) -> list[Term]:
     """Return the terms of the capture of a whole step. A capture computes nothing."""
     terms = [*between_steps(rank, 2), *step(rank)]
+    if (more := _whole_step(rank).bytes - total(step(rank))) > 0:
+        # The pool keeps them, although torch no longer counts them as allocated.
+        formula = "{:.3g} micro-batches x {:.0f} MiB: two streams use them, and a capture reuses no such block"
+        values = (more / rank.state.weights, mib(rank.state.weights))
+        terms.append(Term("gradients of earlier micro-batches", more, formula, values, HERE, "pool"))
     before, after = total(eager), total(replay)
     formula, values = "the larger of {:.0f} MiB of eager steps and {:.0f} MiB of replays", (mib(before), mib(after))
     more = max(0, max(before, after) - total(terms))
@@ -77,15 +82,19 @@ def step_capture(rank: RankLoad, eager: Sequence[Term], replay: Sequence[Term]) 
 
 def step_replay(rank: RankLoad) -> list[Term]:
     """Return the terms of a step in one graph. Its tensors are in a pool, where torch counts none."""
-    terms = between_steps(rank, 2)
-    eager, weights = total(step(rank)), rank.state.weights
-    inside = _inside(eager, "{:.0f} MiB of an eager step", (mib(eager),))
-    if not rank.cell.is_native and not rank.spec.training.gradient_accumulation_fusion:
-        # Weight gradients are used on a second stream, and a capture does not reuse such blocks.
-        before = rank.spec.num_microbatches - 1
-        formula = "{} micro-batches x {:.0f} MiB of gradients, and the larger of these and {:.0f} MiB of an eager step"
-        inside = _inside(max(eager, weights) + before * weights, formula, (before, mib(weights), mib(eager)))
+    terms, inside = between_steps(rank, 2), _whole_step(rank)
     return [*terms, inside, *unused_blocks(rank, total(terms) + inside.bytes, rank.cell.captured)]
+
+
+def _whole_step(rank: RankLoad) -> Term:
+    """Return what the pool of a whole step's graph holds."""
+    eager, weights = total(step(rank)), rank.state.weights
+    if rank.cell.is_native or rank.spec.training.gradient_accumulation_fusion:
+        return _inside(eager, "{:.0f} MiB of an eager step", (mib(eager),))
+    # Weight gradients are used on a second stream, and a capture does not reuse such blocks.
+    before = rank.spec.num_microbatches - 1
+    formula = "{} micro-batches x {:.0f} MiB of gradients, and the larger of these and {:.0f} MiB of an eager step"
+    return _inside(max(eager, weights) + before * weights, formula, (before, mib(weights), mib(eager)))
 
 
 def _inside(size: int, formula: str, values: tuple[float, ...]) -> Term:

@@ -154,3 +154,16 @@ def test_those_that_fit_on_sixteen_gpus_are_forecast_to_fit(recipe: str, picked:
         if getattr(getattr(spec, section), field) == value and spec.cuda_graph.impl in ("none", "transformer_engine")
     ]  # fmt: skip
     assert chosen and all(of(spec).needed < of(spec).peak < H100 for spec in chosen)
+
+
+def test_a_whole_step_of_megatron_keeps_the_gradients_of_each_micro_batch_in_its_pool() -> None:
+    """The allocator cannot give them back, neither during the capture nor afterwards."""
+    training = replace(MIXTURE.training, global_batch_size=32, micro_batch_size=1)
+    whole = replace(MIXTURE, engine="megatron", training=training, cuda_graph=CudaGraph("full_iteration"))
+    rank, fused = of(whole), of(replace(whole, training=replace(training, gradient_accumulation_fusion=True)))
+    (weights,) = (term.bytes for term in rank.phases["capture"] if term.name == "weights")
+    (kept,) = (term for term in rank.phases["capture"] if "gradients of earlier" in term.name)
+    assert kept.held == "pool" and kept.bytes >= 7 * weights and kept.formula.startswith("7")
+    held = {name: sum(term.bytes for term in terms if term.held != "cached") for name, terms in rank.phases.items()}
+    assert held["capture"] == pytest.approx(held["measure"], rel=1e-3)
+    assert not any("gradients of earlier" in term.name for term in fused.phases["capture"])
