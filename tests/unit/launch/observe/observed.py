@@ -56,7 +56,7 @@ class Graph:
 
 class Event:
     def __init__(self, enable_timing=False): pass
-    def record(self): self.time = time.perf_counter()
+    def record(self, stream): self.time = time.perf_counter()
     waited = False
     def query(self):
         assert not Graph.capturing, "a query breaks a capture"
@@ -73,6 +73,7 @@ class Trace:
 
 torch.cuda.graphs.CUDAGraph = torch.cuda.CUDAGraph = Graph
 torch.cuda.Event, torch.cuda.current_device = Event, lambda: 0
+torch.cuda.current_stream = lambda: None
 torch.cuda.is_current_stream_capturing = lambda: Graph.capturing
 memory.sample, memory.reset_peaks = lambda device: Memory(1, 1), lambda device: True
 event_log.PhaseClocks, observer.StepsTrace = Clocks, Trace

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -22,53 +23,102 @@ from launch.observe.steps.readings import Moment, Readings
 from launch.observe.steps.step_lines import StepLines
 
 
-class OnDevice(torch.Tensor):
-    """A tensor that says it is on a GPU."""
+class Stream:
+    """A queue of work that the GPU does some time later. ``current`` is the current stream."""
 
-    is_cuda: ClassVar[bool] = True  # type: ignore[assignment]
+    current: ClassVar[Stream]
+
+    def __init__(self) -> None:
+        self.work: deque[Callable[[], object]] = deque()
+        self.done = 0
+
+    def run(self, until: float = math.inf) -> None:
+        while self.work and self.done < until:
+            self.work.popleft()()
+            self.done += 1
+
+    def query(self) -> bool:
+        return not self.work
+
+    synchronize = run
 
 
 class Event:
-    """An event that completes three records later."""
-
-    made = records = 0
+    made = 0
 
     def __init__(self, enable_timing: bool = False) -> None:
         Event.made += 1
 
-    def record(self, stream: Any = None) -> None:
-        Event.records += 1
-        self._at = Event.records
+    def record(self, stream: Stream) -> None:
+        self._stream, self._until = stream, stream.done + len(stream.work)
 
     def query(self) -> bool:
-        return Event.records - self._at >= 3
+        return self._stream.done >= self._until
 
     def synchronize(self) -> None:
-        Event.records += 3
+        self._stream.run(self._until)
 
 
-def test_a_thousand_steps_use_the_memory_of_the_first_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, pinned = torch.empty, []
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().as_subclass(torch.Tensor)
 
-    def empty(shape: tuple[int, ...], dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
-        pinned.append(shape)
-        return plain(shape, dtype=dtype)
 
-    monkeypatch.setattr(torch, "empty", empty)
+class OnDevice(torch.Tensor):
+    is_cuda: ClassVar[bool] = True  # type: ignore[assignment]
+
+    def write(self, number: float) -> None:
+        Stream.current.work.append(lambda: plain(self).fill_(number))
+
+
+class Pinned(torch.Tensor):
+    made = 0
+
+    def copy_(self, value: torch.Tensor, non_blocking: bool = False) -> Pinned:  # type: ignore[override]
+        Stream.current.work.append(lambda: plain(self).copy_(plain(value)))
+        return self
+
+
+def empty_pinned(shape: tuple[int, ...], dtype: torch.dtype, device: str, pin_memory: bool) -> Pinned:
+    Pinned.made += pin_memory
+    return torch.zeros(shape, dtype=dtype, device=device).as_subclass(Pinned)
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_each_number_is_the_one_of_its_step_in_memory_that_serves_again(
+    monkeypatch: pytest.MonkeyPatch, streams: int
+) -> None:
+    """The program overwrites its tensors in each step. Values are read at random, before or after the GPU has run."""
+    monkeypatch.setattr(torch, "empty", empty_pinned)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    readings, waiting, rng = Readings(cuda=True), deque[tuple[float, Any]](), random.Random(0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream.current)
+    Event.made = Pinned.made = unread = 0
+    gpu, rng = [Stream() for _ in range(streams)], random.Random(streams)
+    kinds = (torch.float32, torch.bfloat16)
+    tensors = [[torch.zeros(1, dtype=kind, requires_grad=True).as_subclass(OnDevice) for kind in kinds] for _ in gpu]
+    readings, waiting = Readings(cuda=True), deque[tuple[float, Any]]()
     for step in range(1000):
-        for kind in (torch.float32, torch.bfloat16):
-            value = torch.tensor([float(step)], dtype=kind, requires_grad=True).as_subclass(OnDevice)
-            waiting.append((float(value.item()), readings.later(value)))
-            with torch.no_grad():
-                value.fill_(-1.0)  # as the next replay does
-        readings.later(value)  # is never read
-        while waiting and (waiting[0][1].ready() or rng.random() < 0.2):
+        Stream.current = rng.choice(gpu)
+        for number in range(40 if step == 500 else 2):
+            tensor = tensors[gpu.index(Stream.current)][number % 2]
+            tensor.write(step % 100 + number)
+            with torch.inference_mode(step == 0):
+                waiting.append((step % 100 + number, readings.later(tensor)))
+            if rng.random() < 0.2 and waiting[-1][1].ready():
+                wanted, copy = waiting.pop()
+                assert copy.read() == wanted
+                continue
+            if rng.random() < 0.01:
+                waiting.pop()  # nobody reads it
+                unread += 1
+            busy = rng.choice(gpu)
+            busy.run(busy.done + rng.randrange(5))
+            Stream.current = rng.choice(gpu)
+        readings.now((0, 0, 0))
+        while len(waiting) > 40 or (waiting and (waiting[0][1].ready() or rng.random() < 0.1)):
             wanted, copy = waiting.popleft()
             assert copy.read() == wanted
-    assert len(pinned) - 1000 <= 10 and Event.made <= len(pinned)
+    assert Pinned.made - unread <= 60
+    assert Event.made == 1001 if streams == 1 else Event.made < 3000
 
 
 @pytest.mark.parametrize(
@@ -107,7 +157,7 @@ def test_ranks_that_do_not_write_end_with_the_others(
     for step in range(lines.last):
         for metric in ("loss", "grad_norm") if number else ():
             lines.log.add(metric, "printed", step, Known(1.0))
-        lines.end_step(Moment(float(step), None, (0, 0, 0)), "measure")
+        lines.end_step(Moment((0, 0, 0)), "measure")
         complete = lines.write(0)
     assert complete and lines.ended == lines.last
     assert len(tried) == (number == 2), "each attempt costs a visit of the file system"
