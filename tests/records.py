@@ -330,7 +330,8 @@ def environment(device: Device) -> dict[str, Any]:
         "code": {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False, "digest": "c0de000001"},
         "hardware": {
             "hosts": ["host0"], "cpu": "Example CPU", "cpus": 2, "memory_bytes": 8 * GIB, "gpus": gpus,
-            "gpu_memory_bytes": [140 * GIB for _ in gpus], "driver": "580.1" if gpus else None,
+            "gpu_memory_bytes": [140 * GIB for _ in gpus], "gpu_ids": [f"id of GPU {i}" for i, _ in enumerate(gpus)],
+            "driver": "580.1" if gpus else None,
         },
         "settings": {"OMP_NUM_THREADS": "1"},
         "data_digest": "da7a000001",

@@ -72,6 +72,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "memory_bytes": memory.host_total(),
         "gpus": [gpu.name for gpu in gpus],
         "gpu_memory_bytes": [gpu.total_memory for gpu in gpus],
+        "gpu_ids": [str(gpu.uuid) for gpu in gpus],
         "driver": driver() if gpus else None,
     }
 
