@@ -28,6 +28,7 @@ from functools import cached_property
 import numpy as np
 
 from analysis.records.steps import Booleans, Floats, Steps
+from analysis.statistics.median import medians
 
 FENCE = 3.5
 TO_STANDARD_DEVIATION = 1.4826
@@ -116,9 +117,9 @@ def is_plausible(times: Floats) -> Booleans:
 
 
 def _off(times: Floats) -> Booleans:
-    median = float(np.median(times))
+    median = float(medians(times))
     deviation = np.abs(times - median)
-    robust = TO_STANDARD_DEVIATION * float(np.median(deviation))
+    robust = TO_STANDARD_DEVIATION * float(medians(deviation))
     off: Booleans = deviation > max(FENCE * robust, NOTICEABLE * median)
     return off
 

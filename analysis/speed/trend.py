@@ -67,9 +67,18 @@ def profile_of(eager_ms: Floats, graphed_ms: Floats) -> Profile:
     """Return the profile of a window. Both arrays have shape (steps,). With fewer steps than blocks the profile is flat."""
     if len(eager_ms) < BLOCKS:
         return FLAT
-    blocks = zip(np.array_split(eager_ms, BLOCKS), np.array_split(graphed_ms, BLOCKS), strict=True)
+    ratios = _block_means(eager_ms) / _block_means(graphed_ms)
     whole = math.log(eager_ms.mean() / graphed_ms.mean())
-    return tuple(math.log(eager.mean() / graphed.mean()) - whole for eager, graphed in blocks)
+    return tuple(math.log(ratio) - whole for ratio in ratios.tolist())
+
+
+def _block_means(times: Floats) -> Floats:
+    """Return the mean of each block, shape (blocks,). The first blocks are one step longer where the steps do not divide."""
+    size, longer = divmod(len(times), BLOCKS)
+    cut = longer * (size + 1)
+    parts = times[:cut].reshape(longer, size + 1), times[cut:].reshape(-1, size)
+    means: Floats = np.concatenate([part.sum(axis=1) / part.shape[1] for part in parts])
+    return means
 
 
 def later_ratios(profiles: Sequence[Profile]) -> Interval:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
-from analysis.records.steps import Floats
+from analysis.records.steps import Floats, Integers
 from analysis.statistics.along_steps import along_steps
+from analysis.statistics.median import medians
 
 QUARTERS = 4
 """Blocks overlap: they begin a quarter of their length apart, or at every step if they are shorter than four steps."""
@@ -81,13 +82,16 @@ def _growth(sizes: Floats, eager: Floats, length: int, stride: int, margin: floa
     """Return the growth in the last block of ``length`` steps, or None."""
     levels, rises = _levels(sizes, length, stride)
     last, earlier = rises[:, -1], rises[:, : -(length // stride)].max().clip(0)
-    explained = np.maximum(_explained(eager, length, stride, margin), ABOVE_SPREAD * _spread(sizes, length))
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        factor = np.where(last > explained, last / earlier, 0.0)
+        factor = last / earlier
         # A level stands for the middle of its block.
         later = factor ** (sizes.shape[1] / length + 0.5)
         leaves = ~(levels[:, -1] + last * factor * (later - 1) / (factor - 1) <= margin)
-    grows = leaves & (factor > ACCELERATION)
+    grows = leaves & (last > 0) & (factor > ACCELERATION)
+    if grows.any():
+        # This takes far longer than what stands above.
+        grows &= last > _explained(eager, length, stride, margin)
+        grows &= last > ABOVE_SPREAD * _spread(sizes, length)
     if not grows.any():
         return None
     run = int(np.argmax(np.where(grows, last, 0.0)))
@@ -99,10 +103,15 @@ def _levels(sizes: Floats, length: int, stride: int) -> tuple[Floats, Floats]:
 
     Both have shape (runs, blocks), but the first blocks have no rise. The last block ends with the window.
     """
-    blocks = sliding_window_view(sizes, length, axis=1)
-    levels = np.median(blocks[:, (blocks.shape[1] - 1) % stride :: stride], axis=2)
+    levels = medians(sizes[:, _places(sizes.shape[1], length, stride)])
     apart = length // stride
     return levels, levels[:, apart:] - levels[:, :-apart]
+
+
+@lru_cache(maxsize=64)
+def _places(steps: int, length: int, stride: int) -> Integers:
+    """Return the steps of each block, shape (blocks, length)."""
+    return np.arange((steps - length) % stride, steps - length + 1, stride)[:, None] + np.arange(length)
 
 
 def _spread(sizes: Floats, length: int) -> Floats:
@@ -111,7 +120,7 @@ def _spread(sizes: Floats, length: int) -> Floats:
     It is 0 for short blocks.
     """
     blocks = sizes[:, -2 * length :].reshape(-1, 2, length)
-    distances = np.median(np.abs(blocks - np.median(blocks, axis=2, keepdims=True)), axis=2)
+    distances = medians(np.abs(blocks - medians(blocks)[..., None]))
     largest: Floats = distances.max(axis=1) * (length > SHORT)
     return largest
 
