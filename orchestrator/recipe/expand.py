@@ -22,6 +22,7 @@ from launch.contract.spec import (
     Training,
 )
 from launch.megatron_config.absent_fields import absent_value
+from launch.support.rule import spell
 from orchestrator.errors import input_error, suggestion
 from orchestrator.recipe.aliases import canonical_place, canonical_values
 from orchestrator.recipe.command import command_of, graphs_axis
@@ -226,7 +227,8 @@ class _Builder:
 
     def _settings(self, patches: Iterable[Tree]) -> tuple[str, ...]:
         settings = dict(itertools.chain.from_iterable(leaves(patch) for patch in patches))
-        return tuple(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items() if key in self._varying)
+        varying = ((key.rpartition(".")[2], value) for key, value in settings.items() if key in self._varying)
+        return tuple(f"{key}={value if isinstance(value, str) else spell(value)}" for key, value in varying)
 
 
 def _count_step_checks(spec: RunSpec, written: int | str) -> int:
