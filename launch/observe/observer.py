@@ -248,6 +248,8 @@ class Observer:
             self._trace = StepsTrace()
 
     def _add(self, metric: Metric, source: Source, value: Any, *, to_sum: bool = False) -> None:
+        # A collective, so every rank takes part, even if nobody wants its value.
+        value = value.full_tensor() if hasattr(value, "full_tensor") else value
         log = self._lines.log
         if not self._lines.refused and log.wants(metric, source):
             (log.add_to if to_sum else log.add)(metric, source, self._running, self._readings.later(value))

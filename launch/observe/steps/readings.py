@@ -114,10 +114,9 @@ class Readings:
         """
         if not isinstance(value, torch.Tensor):
             return Known(float(value))
-        one = value.full_tensor() if hasattr(value, "full_tensor") else value
-        if not one.is_cuda:
-            return Known(float(one.item()))
-        one = one.detach() if one.requires_grad else one
+        if not value.is_cuda:
+            return Known(float(value.item()))
+        one = value.detach() if value.requires_grad else value
         free = self._free[one.device, one.dtype]
         try:
             copy = free.pop()

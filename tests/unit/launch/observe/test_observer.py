@@ -76,6 +76,26 @@ def test_steps_losses_and_norms_are_seen_whatever_shows_them(
     assert first != last
 
 
+SHARDED = """
+class Sharded(torch.Tensor):
+    calls = 0
+    def full_tensor(self):
+        Sharded.calls += 1
+        return self.as_subclass(torch.Tensor)
+data = """
+"""As a DTensor, whose full_tensor() is a collective."""
+
+
+def test_every_rank_takes_part_in_collectives_even_if_nobody_wants_the_value(tmp_path: Path) -> None:
+    program = SAYS.replace("data = ", SHARDED).replace(
+        "    step(", '    running().say_own("grad_norm", model.weight.grad.norm().as_subclass(Sharded))\n    step('
+    )
+    program = f"from launch.observe.start import running\n{program}assert Sharded.calls == STEPS, Sharded.calls\n"
+    assert observe(tmp_path, program, spec_of(steps=STEPS + 1)).diagnosis.message.startswith(
+        "the program ended after 12"
+    )
+
+
 def test_a_compiled_program_shows_in_which_step_it_compiled(tmp_path: Path) -> None:
     seen = observe(tmp_path, PROGRAM, spec_of(graphed=True))
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
