@@ -23,7 +23,7 @@ from launch.contract.spec import read_spec
 from launch.observe.graph_counter import GraphCounter
 from launch.observe.optimizers import Optimizers, identity
 from launch.observe.rank import Rank
-from launch.observe.steps.metric_log import Metric, Source, columns_in_line, split_lines
+from launch.observe.steps.metric_log import Known, Metric, Source, columns_in_line, split_lines
 from launch.observe.steps.phase_tracker import PhaseTracker
 from launch.observe.steps.readings import Moment, Readings
 from launch.observe.steps.step_groups import StepGroups
@@ -124,7 +124,7 @@ class Observer:
         """End a step that the program announces. From then on, steps of its optimizers do not count, not even earlier ones."""
         if self._is_idle():
             return
-        if not self._says_steps and self._lines.written:
+        if not self._says_steps and self._lines.written and not self._lines.refused:
             raise ProgramError(
                 "launch.observe.step was not called in the first steps: call it at the end of every step"
             )
@@ -251,8 +251,10 @@ class Observer:
         # A collective, so every rank takes part, even if nobody wants its value.
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
         log = self._lines.log
-        if not self._lines.refused and log.wants(metric, source):
-            (log.add_to if to_sum else log.add)(metric, source, self._running, self._readings.later(value))
+        if log.wants(metric, source):
+            # Every rank knows the sources, because the observer computes a norm on all ranks or on none.
+            number = Known(0.0) if self._lines.refused else self._readings.later(value)
+            (log.add_to if to_sum else log.add)(metric, source, self._running, number)
 
     def _say_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Sketch the gradients of the first steps, outside timed steps. Compute their norm if the program does not show it."""

@@ -78,12 +78,18 @@ class StepLines:
         at_end |= complete
         while self.written < timed and (at_end or len(self._waiting) > WAIT_STEPS) and self._write(wait=at_end):
             pass
-        if len(self._waiting) > MOST_WAITING:
+        if self.refused or len(self._waiting) > MOST_WAITING:
             if not self._others_write():
                 raise ProgramError(self.why_incomplete(replays))
-            self.written = self.ended
-            self._waiting.clear()
+            self._drop()
         return complete and (self.written == timed or self._others_write())
+
+    def _drop(self) -> None:
+        """Drop the steps that wait."""
+        for step in range(self.written, self.ended):
+            self.log.forget(step)
+        self.written = self.ended
+        self._waiting.clear()
 
     def _write(self, *, wait: bool) -> bool:
         """Write the next step. Return False if it must wait."""
@@ -120,7 +126,8 @@ class StepLines:
         return JsonLines(self._rank.attempt.metrics)
 
     def _others_write(self) -> bool:
-        return self._file is None and (self._rank.number != 0 or self._rank.attempt.metrics.exists())
+        elsewhere = self._rank.number != 0 or self.refused or self._rank.attempt.metrics.exists()
+        return self._file is None and elsewhere
 
     def why_incomplete(self, replays: int) -> str:
         """Return why the program's run is not complete, with the fix."""
