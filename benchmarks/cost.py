@@ -1,0 +1,148 @@
+"""What a verdict costs: the GPU seconds of a sweep (those of all its ranks), beside another version of this repository, in alternating turns.
+
+    python -m benchmarks.cost recipes/qwen3_8l.yaml --against CHECKOUT repeats=2
+    python -m benchmarks.cost benchmarks/olmoe_12l.yaml --against CHECKOUT --turns 2 --store FOLDER
+
+``CHECKOUT`` is a folder with the other version (``git worktree add CHECKOUT 4b20bb4``). Both versions get the same recipe and
+settings. Called again with the same store, it continues where it was interrupted. It ends with 1 if a verdict differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.contract.paths import SweepPaths
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one sweep took.
+
+    Attributes:
+        seconds: the seconds of all attempts, times their ranks.
+        step_times: by cell, the median of its runs' median steps, in ms.
+        verdicts: by cell.
+    """
+
+    seconds: float
+    step_times: dict[str, float]
+    verdicts: dict[str, str]
+
+
+def run_sweep(checkout: Path, recipe: Path, settings: Sequence[str], store: Path, name: str) -> Cost:
+    """Run the sweep ``name`` with the code of ``checkout``, or what is left of it."""
+    begun = (store / name / "plan.json").exists()
+    words = ["resume", name] if begun else ["sweep", str(recipe), f"name={name}", *settings]
+    inherited = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(filter(None, [str(checkout), inherited]))
+    command = [sys.executable, "-m", "orchestrator", *words, "--store", str(store)]
+    subprocess.run(command, cwd=checkout, env={**os.environ, "PYTHONPATH": path}, check=False)
+    return read_cost(SweepPaths(store / name))
+
+
+def read_cost(sweep: SweepPaths) -> Cost:
+    """Read the cost of a complete sweep, by whichever version it was run.
+
+    Raises:
+        SystemExit: a run has not ended, so call again.
+    """
+    cells = json.loads(sweep.plan.read_text())["cells"]
+    reported = json.loads((sweep.root / "report" / "report.json").read_text())["cells"]
+    names = {cell["cell_id"]: cell["label"] for cell in reported}
+    runs = {run_id: names[cell["cell_id"]] for cell in cells if cell["cell_id"] in names for run_id in cell["run_ids"]}
+    attempts = [attempt for run_id in runs for attempt in sorted((sweep.root / "runs" / run_id).glob("attempts/*"))]
+    missing = [run_id for run_id in runs if not list((sweep.root / "runs" / run_id).glob("attempts/*/outcome.json"))]
+    if missing:
+        raise SystemExit(f"{sweep.root.name}: {len(missing)} runs have not ended: call again to continue")
+    ranks = {run_id: _ranks(sweep.root / "runs" / run_id / "spec.json") for run_id in runs}
+    seconds = sum(_seconds(attempt) * ranks[attempt.parent.parent.name] for attempt in attempts)
+    times: dict[str, list[float]] = {}
+    for attempt in attempts:
+        times.setdefault(runs[attempt.parent.parent.name], []).extend(_median_step(attempt))
+    medians = {name: statistics.median(found) for name, found in times.items() if found}
+    return Cost(seconds, medians, {cell["label"]: _verdict(cell["verdict"]) for cell in reported})
+
+
+def _ranks(spec: Path) -> int:
+    placement = json.loads(spec.read_text())["placement"]
+    return int(placement["nodes"] * placement["ranks_per_node"])
+
+
+def _seconds(attempt: Path) -> float:
+    outcome = json.loads((attempt / "outcome.json").read_text())
+    return float(outcome["ended"] - outcome["started"])
+
+
+def _median_step(attempt: Path) -> list[float]:
+    """Return the median measured step, in ms; nothing if no step was measured."""
+    lines = (attempt / "metrics.jsonl").read_text().splitlines() if (attempt / "metrics.jsonl").exists() else []
+    measured = [line["step_time_ms"] for line in map(json.loads, lines) if line["phase"] == "measure"]
+    return [statistics.median(measured)] if measured else []
+
+
+def _verdict(verdict: dict[str, Any] | None) -> str:
+    """Return the verdict's name, which earlier versions call its word."""
+    return verdict.get("verdict") or verdict["word"] if verdict else "reference"
+
+
+def compare(before: Sequence[Cost], now: Sequence[Cost]) -> tuple[str, bool]:
+    """Return the comparison as text, and whether all verdicts are equal."""
+    pairs = list(zip(before, now, strict=True))
+    saved = [new.seconds / old.seconds for old, new in pairs]
+    lines = [
+        f"seconds of all ranks: {', '.join(f'{old.seconds:.0f} to {new.seconds:.0f}' for old, new in pairs)}",
+        f"ratio: {statistics.median(saved):.2f} ({min(saved):.2f} to {max(saved):.2f} in {len(saved)} turns)",
+    ]
+    steps = [new.step_times[cell] / old.step_times[cell] for old, new in pairs for cell in _shared(old, new)]
+    if steps:
+        lines.append(f"median step: {statistics.median(steps):.3f} ({min(steps):.3f} to {max(steps):.3f} over cells)")
+    differing = sorted(
+        {
+            f"{cell}: {old.verdicts[cell]} to {new.verdicts.get(cell, 'not there')}"
+            for old, new in pairs
+            for cell in old.verdicts
+            if old.verdicts[cell] != new.verdicts.get(cell)
+        }
+    )
+    lines.append(f"verdicts: {'; '.join(differing) or 'unchanged'}")
+    return "\n".join(lines), not differing
+
+
+def _shared(old: Cost, new: Cost) -> list[str]:
+    return [cell for cell in old.step_times if cell in new.step_times]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("settings", nargs="*", help="overrides of the recipe, such as repeats=2")
+    parser.add_argument("--against", type=Path, required=True, metavar="CHECKOUT")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--store", type=Path, default=Path("cost"))
+    arguments = parser.parse_intermixed_args()
+    versions, store = {"before": arguments.against.resolve(), "now": ROOT}, arguments.store.resolve()
+    costs: dict[str, list[Cost]] = {"before": [], "now": []}
+    for turn in range(arguments.turns):
+        for version in list(versions)[:: -1 if turn % 2 else 1]:
+            name = f"{arguments.recipe.stem}-{version}-{turn}"
+            costs[version].append(
+                run_sweep(versions[version], arguments.recipe.resolve(), arguments.settings, store, name)
+            )
+    text, equal = compare(costs["before"], costs["now"])
+    print(text)
+    raise SystemExit(0 if equal else 1)
+
+
+if __name__ == "__main__":
+    main()
