@@ -48,6 +48,7 @@ class FaultyStep:
         self._run = engine.step
         self._step = step
         self._in_step: Callable[[], object] = lambda: None
+        self._after_step: Callable[[], object] = lambda: None
         inject(self)
         # This step calls the engine's own step.
         engine.step = self.run  # type: ignore[method-assign]
@@ -55,6 +56,10 @@ class FaultyStep:
     def in_step(self, act: Callable[[], object]) -> None:
         """Call ``act`` when the fault's step begins."""
         self._in_step = act
+
+    def after_step(self, act: Callable[[], object]) -> None:
+        """Call ``act`` when the fault's step has ended."""
+        self._after_step = act
 
     @property
     def is_due(self) -> bool:
@@ -66,6 +71,8 @@ class FaultyStep:
         if self.is_due:
             self._in_step()
         result = self._run(self.batch)
+        if self.is_due:
+            self._after_step()
         self.number += 1
         return result
 

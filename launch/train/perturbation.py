@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -17,15 +18,21 @@ from launch.engines.perturbation import next_after
 from launch.train.fault_injection import FaultyStep
 
 
-def perturb_weight(run: FaultyStep) -> None:
-    """Move the first weight by one unit in the last place before the perturbed step.
+def perturb_weight(run: FaultyStep, *, lean: bool = False) -> None:
+    """Move the first weight by one unit in the last place for the perturbed step.
 
-    This is for a model that is compiled whole, which calls no hooks. The weight belongs to the first layer's first norm.
+    This is for a model that is compiled whole, which calls no hooks. The weight belongs to the first layer's first norm. Masters
+    replace it after the step. A ``lean`` optimizer has no masters beside the weights, so the weight is moved back.
     """
 
     def move() -> None:
         weight = next(iter(run.engine.parameters())).detach()
+        before = weight.clone()
         weight.copy_(next_after(weight))
+        if lean:
+            bits = weight.view(torch.int16)
+            units = bits - before.view(torch.int16)
+            run.after_step(lambda: bits.sub_(units))
 
     run.in_step(move)
 

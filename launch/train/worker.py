@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -86,7 +87,8 @@ def run(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Recorde
     if spec.perturbed:
         moved = "the weight of the first norm" if spec.compiles_whole else "the first layer's output"
         recorder.note(f"perturbed: {moved} is moved by one unit in the last place in step {spec.first_compared}")
-        inject = perturb_weight if spec.compiles_whole else perturb
+        move_weight = partial(perturb_weight, lean=spec.training.optimizer_precision == "lean")
+        inject = move_weight if spec.compiles_whole else perturb
         FaultyStep(engine, inject, spec.first_compared, mesh.device)
     for fault in known_faults(spec):
         recorder.note(fault.text)

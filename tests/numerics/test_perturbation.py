@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -78,6 +79,20 @@ def test_a_model_that_is_compiled_whole_is_perturbed_in_a_weight(precision: str)
     model = replace(DENSE, num_layers=1)
     check(make_spec(model, precision=precision, compile="whole", steps=STEPS), torch_native, perturb_weight)
     torch.compiler.reset()
+
+
+def test_the_weight_of_a_lean_optimizer_is_moved_for_one_step() -> None:
+    """Its weights are part of its masters, so a weight that stayed would be noise of a whole bfloat16 unit."""
+    spec = make_spec(DENSE, precision="bf16", optimizer_precision="lean", learning_rate=1e-5, steps=STEPS)
+    masters = []
+    for inject in (lambda run: None, partial(perturb_weight, lean=True)):
+        engine = build(spec, RankPlace(0, 1, CPU))
+        FaultyStep(engine, inject, PERTURBED, CPU)
+        for batch in itertools.islice(batches(spec), STEPS):
+            engine.step(batch)
+        masters.append(torch.cat([shard.masters(slice(None)) for shard in engine.flat_parameters.shards]))
+    apart = (masters[0] - masters[1]).abs().max()
+    assert 0 < apart < torch.finfo(torch.bfloat16).eps / 8
 
 
 def test_a_layer_of_megatron_core_is_perturbed() -> None:
