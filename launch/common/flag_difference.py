@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from launch.common.redact import redact
 
 _FLAG = re.compile(r"-+[A-Za-z]")
-_ASSIGNMENT = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*|-+[A-Za-z][\w.-]*)=(.*)", re.DOTALL)
-"""``--lr=1``, a variable before the program (``X=1``), or an override of Hydra (``+optim.lr=1``)."""
+_ASSIGNMENT = re.compile(r"(\+{0,2}[A-Za-z_][\w./@-]*|-+[A-Za-z][\w.-]*)=(.*)|(-[A-Za-z])(-?\.?\d.*)", re.DOTALL)
+"""``--lr=1``, a variable before the program (``X=1``), an override of Hydra (``+optim.lr=1``, ``optim/kind=sgd``), or ``-b32``."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def read_flags(words: Sequence[str]) -> Mapping[str, str]:
     for word in _flat(words):
         found = _ASSIGNMENT.fullmatch(word)
         if found:
-            values.setdefault(found[1].lstrip("+"), []).append(found[2])
+            values.setdefault((found[1] or found[3]).lstrip("+"), []).append(found[2] or found[4] or "")
             name = ""
         elif _FLAG.match(word):
             values.setdefault(name := word, [])

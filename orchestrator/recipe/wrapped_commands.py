@@ -79,6 +79,8 @@ class WrappedCommands:
         common = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(eager, graphed, strict=False))]
         if eager == graphed:
             raise input_error("--graphed", "it is the eager command", "add what turns the graphs on")
+        if not self.differences:
+            raise input_error("--graphed", "it has the eager command's words", "add what turns the graphs on")
         if not common:
             message = f"it begins with {graphed[0]!r}, and the eager one with {eager[0]!r}"
             raise input_error("--graphed", message, "let both begin with one program, such as bash -c '...'")
