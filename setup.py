@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 class BuildFolder(build_py):
-    """Build into ``FOLDER``, which a .pth file beside it adds to Python's path. An editable install uses the checkout."""
+    """Build into ``FOLDER``, which a .pth file next to it adds to Python's path. An editable install uses the checkout."""
 
     def finalize_options(self) -> None:
         super().finalize_options()

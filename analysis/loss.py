@@ -75,7 +75,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="python -m analysis.loss",
         description="Compare graphed loss curves with eager ones. Files are CSV, JSON lines, logs, event files of TensorBoard,\n"
-        "*.wandb or trainer_state.json, with loss and optionally grad_norm. Several files of one side are repeats of one configuration. docs/verdicts.md has the rules.",
+        "*.wandb or trainer_state.json, with loss and optionally grad_norm. Several files given for one side count as repeats of one configuration. docs/verdicts.md has the rules.",
         epilog=help_lines(LOSS),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

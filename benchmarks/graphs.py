@@ -81,7 +81,7 @@ def times_busy(cells: Sequence[Cell]) -> float | None:
 
 
 def times_own_busy(cells: Sequence[Cell]) -> float | None:
-    """Of all layouts, the most. The twin's ranks are busy while they wait for each other's hosts: theirs is no measure."""
+    """Of all layouts, the most. The twin's ranks are busy while they wait for each other's hosts: their time is not a measure."""
     found = [cell["speedup_bound"]["graphed"] for cell in whole(cells) if cell["speedup_bound"]["graphed"]]
     return max((graphed["step_ms"] / graphed["busy_ms"] for graphed in found), default=None)
 

@@ -1,4 +1,4 @@
-"""How far forecasts of GPU memory are off: every cell of the committed reports that ended well, beside the forecast of its recipe.
+"""How far forecasts of GPU memory are off: every cell of the committed reports that ended well, against the forecast of its recipe.
 
     python -m benchmarks.memory            print the summary
     python -m benchmarks.memory --write    write it to docs/results/forecast/report.md, and its summary and an example to docs/memory.md
@@ -37,7 +37,7 @@ EXPLAINED = {
     ("failure_gallery", "eager, kind=input_freed"): "The injected fault holds 64 MiB, which no recipe implies.",
     ("local_inputs", "full_iteration"): "After the capture the allocator holds 1.2 GiB more than before. The cause is unknown.",
     ("two_nodes", "torch.attn.moe_router"): "0.1 GiB is missing in the eager step already, 0.2 GiB in what the capture adds. The "
-    "cause is unknown; beside a state of 1.2 GiB it weighs more than elsewhere.",
+    "cause is unknown; next to a state of 1.2 GiB it weighs more than elsewhere.",
     ("qwen3_8l_megatron_parallel", "transformer_engine.attn, ep=4"): "Dropless experts of several ranks: each routing leaves blocks "
     "of other sizes, and with graphs more than the one constant for them says.",
     ("qwen3_8l_megatron_parallel", "transformer_engine.attn.moe_router.moe_preprocess, ep=4"): "As the cell with attn alone.",

@@ -1,4 +1,4 @@
-"""How fast the torch_native engine trains, beside Hugging Face transformers' implementation of the same layers.
+"""How fast the torch_native engine trains, compared with Hugging Face transformers' implementation of the same layers.
 
     python -m benchmarks.models                      on a GPU: both stacks
     python -m benchmarks.models --only qwen          one of them
@@ -215,11 +215,11 @@ def run(name: str, options: argparse.Namespace, device: torch.device, rate: floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=STACKS, help="one stack")
-    parser.add_argument("--steps", type=int, default=20, help="measured steps of each contestant in a round")
+    parser.add_argument("--steps", type=int, default=20, help="measured steps per implementation and round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", default="", help="only rows whose name begins so: ours, transformers")
     parser.add_argument("--tiny", action="store_true", help="toy sizes on a CPU")
-    parser.add_argument("--profile", action="store_true", help="print the 25 longest kernels of our steps too")
+    parser.add_argument("--profile", action="store_true", help="also print the 25 longest kernels of our steps")
     parser.add_argument("--json", type=Path, help="write every number there")
     options = parser.parse_args()
     if not options.tiny and not torch.cuda.is_available():

@@ -253,7 +253,7 @@ def _lost(attempts: Sequence[AttemptPaths], outcomes: dict[Path, Outcome | None]
 
 
 def flaws_of_journal(journal: dict[str, Any], outcomes: dict[Path, Outcome | None], sweep: SweepPaths) -> Iterator[str]:
-    """What the simulator saw beside what the orchestrator says."""
+    """What the simulator saw, against what the orchestrator reports."""
     yield from journal["faults"]
     begun = journal["begun"]
     failed_on: dict[str, set[str]] = {}
@@ -308,20 +308,22 @@ def _calls(calls: Sequence[Call]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Make a large sweep through Slurm, and say what that cost.")
+    parser = argparse.ArgumentParser(description="Run a large sweep through Slurm and print what it cost.")
     modes = parser.add_subparsers(dest="mode", required=True)
-    on_cluster = modes.add_parser("real", help="the test cluster, and real runs")
-    submitted = modes.add_parser("submission", help="the same, submitted and then cancelled")
+    on_cluster = modes.add_parser("real", help="real runs on the test cluster")
+    submitted = modes.add_parser("submission", help="submissions to the test cluster, then cancelled")
     submitted.add_argument("--times", type=int, default=3)
     for mode in (on_cluster, submitted):
         mode.add_argument("--bundles", type=int, default=500)
-        mode.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="jobs that run at a time")
-    stub = modes.add_parser("simulated", help="Slurm's programs and its jobs simulated")
+        mode.add_argument(
+            "--at-once", type=int, default=os.cpu_count() or 1, help="number of jobs that run at the same time"
+        )
+    stub = modes.add_parser("simulated", help="simulated jobs, under a simulated Slurm")
     stub.add_argument("--runs", type=int, default=10_000)
     stub.add_argument("--nodes", type=int, default=1_000)
     stub.add_argument("--seconds", type=float, default=5.0, help="how long a run takes, on average")
     stub.add_argument("--node-failures", type=float, default=0.01, help="share of jobs whose node fails")
-    parser.add_argument("--keep", type=Path, help="an empty folder to work in, which is left as it is then")
+    parser.add_argument("--keep", type=Path, help="an empty folder to work in; it is not deleted at the end")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-")))

@@ -4,7 +4,7 @@
     python benchmarks/speed.py --demo      the demo too (minutes)
 
 Each row runs a command of the product, from Python's start to its end, several times over. It shows the CPU time of its
-processes (median and most, since other work stretches the time on the clock), the peak memory, and the promise beside it.
+processes (median and most, since other work stretches the time on the clock), the peak memory, and the promise.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def demo(folder: Path) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the speed promises.")
     parser.add_argument("--demo", action="store_true", help="measure the demo as well")
-    parser.add_argument("--repeats", type=int, default=5, help="counted runs of each command")
+    parser.add_argument("--repeats", type=int, default=5, help="number of number of counted runs of each command")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         measured = rows(Path(name), options.repeats) + ([demo(Path(name))] if options.demo else [])

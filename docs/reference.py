@@ -216,7 +216,7 @@ SILENT = {
     "megatron.tp": "seen on a CPU",
     "megatron.overlap_moe_expert_parallel_comm": "seen on a CPU",
 }
-"""How it is known that Megatron-Core computes wrongly without an error what these rules refuse."""
+"""The evidence for the silent faults of Megatron-Core that these rules reject."""
 
 
 IN_0_19 = {
@@ -235,7 +235,7 @@ WITHOUT_RULE = (
     ("warm-up passes of a local capture count into the experts' load", "present (read)", "absent (read)", "-"),
     ("a local graph draws from the default generator", "present", "not looked at", "two GPUs"),
     ("local graphs leave the process in warm-up", "present (read)", "not looked at", "-"),
-    ("gradient accumulators are on another stream than the step's", "present", "not looked at", "-"),
+    ("gradient accumulators are on a different stream than the step's", "present", "not looked at", "-"),
     ("the copies of a whole step wait for nothing", "present", "absent (read)", "-"),
     ("weight decay without its scheduler decays norms and biases", "present", "not looked at", "-"),
     ("token dispatchers keep the last micro-batch's graph", "present", "not looked at", "-"),

@@ -181,7 +181,7 @@ def read_golden(content: Any) -> Golden:
 
 def _duplicates(golden: Golden) -> Iterator[str]:
     counts = Counter([*(cell.cell_id for cell in golden.cells), *(cell.cell_id for cell in golden.not_run)])
-    return (f"{cell_id}: the cell is there {count} times" for cell_id, count in counts.items() if count > 1)
+    return (f"{cell_id}: the cell appears {count} times" for cell_id, count in counts.items() if count > 1)
 
 
 def _impossible(cell: GoldenCell) -> Iterator[str]:

@@ -159,7 +159,7 @@ def _place(key: str) -> int:
 
 
 def _fields(recipe: str) -> dict[str, tuple[str, ...]]:
-    """Return the fields of a recipe by their dotted keys, or one field with the whole text if it is no mapping."""
+    """Return the fields of a recipe by their dotted keys, or one field with the whole text if it is not a mapping."""
     try:
         content = yaml.safe_load(recipe)
     except yaml.YAMLError:

@@ -232,7 +232,7 @@ def _shown(value: Any) -> str:
 
 def _metric(at: str, row: Mapping[str, Any], metric: Metric, name: str) -> float:
     number = _value(at, row, name)
-    # Programs write -1 if they computed no norm, which would be equal on both sides.
+    # Programs write -1 if they computed no norm, and -1 would be equal on both sides.
     if metric == "grad_norm" and -math.inf < number < 0:
         raise CurveError(f"{at}: {name} is {_shown(row[name])}, but no norm is negative; leave {name} out of all files")
     return number

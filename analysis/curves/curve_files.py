@@ -84,7 +84,7 @@ def read_curves(eager: Sequence[Path], graphed: Sequence[Path], perturbed: Seque
 
     Raises:
         CurveError: a file cannot be read, holds no curve or is given twice; only some files have gradient norms; or the
-            perturbed run has other steps than the eager ones.
+            perturbed run has different steps than the eager ones.
     """
     paths = (*eager, *graphed, *perturbed)
     curves = {str(path): read_run(path) for path in paths}

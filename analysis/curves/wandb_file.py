@@ -1,4 +1,4 @@
-"""Read the history of a run from the file that W&B writes beside its upload, or offline (``run-*.wandb``)."""
+"""Read the history of a run from the file that W&B writes in addition to its upload, or offline (``run-*.wandb``)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LEAN = 2 + 2 * 2
 BYTES = {"fp32": 4, "bf16": 2}
 
 Part = Literal["attention", "mlp", "router", "experts"]
-"""The parts of a layer that graphs capture. A shared expert is an mlp beside experts."""
+"""The parts of a layer that graphs capture. A shared expert counts as an mlp in a layer with experts."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from analysis.verdict.verdict import Verdict
 from launch.contract.records.gradient_sketch import GradientSketch
 
 NOISE_MULTIPLE = 6.0
-"""A difference is no fault up to this multiple of that between eager runs, or at the step before the capture (as in step
+"""A difference is not a fault up to this multiple of that between eager runs, or at the step before the capture (as in step
 checks)."""
 LEAST_OF_ITSELF, LEAST_OF_ALL = 1 / 16, 1 / 50
 """A fault is larger than the first share of its gradient's norm and the second share of the norm of all gradients. Rounding by

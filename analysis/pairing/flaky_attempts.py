@@ -19,7 +19,7 @@ from analysis.verdict.ladder import first_compared
 from launch.contract.plan import Margins
 
 OtherAttempt = Attempt | PartialAttempt
-"""An attempt beside the one that counts."""
+"""An attempt other than the one that counts."""
 
 
 def contradictions(run: Run, eager: Sequence[Steps], margins: Margins, first: int | None = None) -> dict[int, str]:

@@ -123,7 +123,7 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
 
 
 def _may_be_rounding(verdict: Verdict) -> bool:
-    """Return whether rounding may explain ``verdict``, because the eager runs equal each other to the bit.
+    """Return whether rounding may explain ``verdict``, because the eager runs are bitwise equal.
 
     Such runs do not show how far other kernels' rounding grows. Rounding does not explain a number that is not finite.
     """
@@ -138,7 +138,7 @@ def _may_be_rounding(verdict: Verdict) -> bool:
 def _await_perturbed(verdict: Verdict, missing: MissingRun) -> Verdict:
     """Return INCONCLUSIVE until the perturbed run shows how far rounding alone can go."""
     reason = (
-        f"{verdict.reason}. Eager repeats are equal to the bit, so only the perturbed run {missing.run_id} shows whether "
+        f"{verdict.reason}. Eager repeats are bitwise equal, so only the perturbed run {missing.run_id} shows whether "
         "rounding alone explains this"
     )
     return Verdict("INCONCLUSIVE", reason, missing.fix, verdict.evidence, needed_run=missing.run_id)

@@ -95,9 +95,7 @@ def judge_with_checks(verdict: Verdict, checks: StepChecks | None) -> Verdict:
     return verdict
 
 
-_LOOK_AT = (
-    "look at the named tensor, which the graph computes from other values than uncaptured code (docs/step_check.md)"
-)
+_LOOK_AT = "inspect the named tensor: the graph computes it from different values than uncaptured code does (docs/step_check.md)"
 _SUSPECT = "suspect the data, the schedule, or a buffer that changes slowly, since a check sees one step at a time"
 
 
@@ -116,7 +114,7 @@ def _describe(found: _Found, row: TensorDifference | RoutingDifference) -> str:
     where = f"step {found.check.step}, rank {found.rank}" + ("" if found.repeat is None else f", repeat {found.repeat}")
     if isinstance(row, RoutingDifference):
         return (
-            f"{row.name} sends {row.tokens} tokens to other experts than uncaptured code ({where}); their scores differ by "
+            f"{row.name} sends {row.tokens} tokens to different experts than uncaptured code ({where}); their scores differ by "
             f"{row.gap:.2g}, but rounding explains only {NOISE_MULTIPLE * row.noise:.2g}"
         )
     return (

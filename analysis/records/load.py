@@ -94,7 +94,7 @@ def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
 
 
 def _load_cell(sweep: SweepPaths, cell: Cell, plan: Plan) -> tuple[Run, ...]:
-    """Load the runs of ``cell``, except those that begin only if a verdict needs them and have not begun."""
+    """Load the runs of ``cell``, except optional runs that have not begun (they begin only if a verdict needs them)."""
     spec = cell.run_spec
     runs = (load_run(sweep.run(run_id), run_id, repeat, spec) for repeat, run_id in enumerate(cell.run_ids))
     wanted = (run for run in runs if run.begun or run.run_id not in plan.runs_if_needed)

@@ -22,7 +22,7 @@ Digests = tuple[tuple[str, str], ...]
 """What must agree before two runs may be compared, as (name, digest): code, libraries, data and a checkpoint."""
 
 TIMED_STEPS = 10
-"""The number of steps whose times two runs never repeat to the bit: a GPU's timer has half a microsecond."""
+"""The number of steps whose times two runs never repeat bit for bit: a GPU's timer has half a microsecond."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def digests_of(environment: Mapping[str, Any]) -> Digests:
 
 @dataclass(frozen=True)
 class PartialAttempt:
-    """An attempt beside the one that counts, without intact results.
+    """An attempt other than the one that counts, without intact results.
 
     ``outcome`` is None if it has none. ``digests`` is empty if they are unknown: the attempt may have run any code. ``curve``
     is None once it has been judged.

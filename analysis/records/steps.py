@@ -109,7 +109,7 @@ def _floats(values: Sequence[Any]) -> Floats:
 
 def _norms(values: Sequence[Any]) -> Floats:
     norms = _floats(values)
-    # Programs write -1 if they computed no norm, which would be equal on both sides.
+    # Programs write -1 if they computed no norm, and -1 would be equal on both sides.
     for place in np.flatnonzero(norms < 0):
         raise ValueError(f"grad_norm is {values[int(place)]!r}, but no norm is negative")
     return norms

@@ -21,7 +21,7 @@ AGREEMENT: Mapping[VerdictName, str] = {
 }
 ORDERS: Mapping[Order, str] = {
     "equal": f"it is within {BAND:.0%} of {{}}",
-    "undecided": "whether it is faster than {} is not decided",
+    "undecided": "its rank against {} is not decided",
 }
 """What the headline says of cells that are not certainly slower than the fastest."""
 DECIDED = ("DIVERGED", "out of memory", "ended CAPTURE_FAILED", "failed as expected")
@@ -160,7 +160,7 @@ def _memory(eager: CellResult | None, graphed: CellResult) -> str:
 
 
 def _not_slower(result: CellResult, ran: Sequence[CellResult]) -> str:
-    """Describe the cells that may be as fast as ``result`` if it is the fastest of its task; return "" without any."""
+    """Describe the cells that may be as fast as ``result`` if it is the fastest of its task; return "" if there are none."""
     rankings = [ranking for ranking in rank(ran) if ranking.best.label == result.cell.label]
     baselines = {each.cell.label for each in ran if not each.cell.graphed}
     said = {order: _count_cells(rankings, order, baselines) for order in ORDERS}

@@ -238,7 +238,7 @@ def _fastest(ran: Sequence[CellResult], decision: str) -> str:
 def _nearest(ran: Sequence[CellResult]) -> str:
     """Compare the best passing cell with its baseline's computing time, which no graph of the same kernels can beat.
 
-    Communication kernels also wait, so their time is no bound.
+    Communication kernels also wait, so their time is not a bound.
     """
     bounds = [(r.speed.bound, r.cell.label) for r in ran if r.passes and not _either_slowed(r)]
     cells = [

@@ -288,12 +288,12 @@ def _other_intervals(
         ),
         (
             (low * balance, high * balance),
-            "most pairs ran in the same order, and with equal weight for both orders the interval is {}; run the workload's "
+            "most pairs ran in the same order, and if both orders have equal weight the interval is {}; run the workload's "
             "cells again",
         ),
         (
             (low * least, high * most),
-            "the speed-up changes within the window, and with an allowance for its levels and its trend the interval is {}; "
+            "the speed-up changes within the window, and after allowing for its changes of level and its trend the interval is {}; "
             "measure more steps",
         ),
     )
@@ -342,7 +342,7 @@ def not_alternating(pairs: Sequence[PairSpeed]) -> str:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of positive numbers, or 0 for zeros. The mean of equal numbers equals them to the bit."""
+    """Return the geometric mean of positive numbers, or 0 for zeros. The mean of equal numbers equals them bit for bit."""
     first = values[0]
     if first == 0:
         return 0.0

@@ -91,7 +91,7 @@ class Ranking:
 
     @property
     def not_slower(self) -> str:
-        """Describe in words the cells that are not certainly slower than the first; "" without any."""
+        """Describe in words the cells that are not certainly slower than the first; "" if there are none."""
         equal, undecided = len(self.against_best("equal")), len(self.against_best("undecided"))
         as_fast = f"within {BAND:.0%} of {count('other', equal)}" if equal else ""
         return ", ".join(
@@ -197,7 +197,7 @@ def _loss_divergence(result: CellResult, task: Sequence[CellResult]) -> str:
     if not (result.loss.trajectory and first.loss.trajectory):
         return ""
     difference = describe_divergence(result.loss.trajectory, first.loss.trajectory)
-    return f"trains something else than {first.cell.label}: {difference}" if difference else ""
+    return f"does not train the same as {first.cell.label}: {difference}" if difference else ""
 
 
 def _ranked(candidate: _Candidate, settings: tuple[str, ...], front: set[Point], order: Order) -> Ranked:
@@ -262,7 +262,7 @@ def _compare_graphed(fast: CellResult, others: Sequence[CellResult]) -> dict[str
 def _order_by_pairs(
     pairs: Sequence[PairSpeed], family: Correction, fast: Throttling | None, slow: Throttling | None
 ) -> Order:
-    """Return the order by the ratios of ``pairs``. It must hold even if throttling explains as much as it may."""
+    """Return the order by the ratios of ``pairs``. It must hold even if throttling explains as much of the difference as it can."""
     interval, least = interval_of(ratios_of(pairs), family), least_beside(fast, slow)
     order = _order_of(classify(pairs, family)[0], "FASTER")
     if order == "slower":

@@ -2,7 +2,7 @@
 
 Noise has rare spikes that the eager runs may not show, but two runs rarely have a spike at the same step. With several graphed
 runs, a step counts if all of them exceed the margin there by ``SURE`` noise floors. One run alone must exceed it by
-``SURE_ALONE`` noise floors, at many steps. If eager runs agree to the bit there is no noise, and a single step counts. A mean
+``SURE_ALONE`` noise floors, at many steps. If eager runs are bitwise equal, there is no noise, and a single step counts. A mean
 difference counts if its confidence interval lies outside the margin. If the noise floor exceeds the margin (often because of
 spikes), every graphed run must exceed the margin at many steps.
 """

@@ -16,7 +16,7 @@ from analysis.verdict.curve_difference import Estimate, Sample
 from analysis.verdict.growth import ABOVE_CHAOS, ABOVE_NOISE, ACCELERATION, LONGEST, SURE, Growth, explained_by_chaos
 
 PEAK = 2.0
-"""The largest size at the end counts at most as this multiple of the line. It is 1.6 times the line in a sine, far more in a
+"""The largest size at the end is capped at this multiple of the fitted line. It is 1.6 times the line in a sine, far more in a
 burst."""
 PARTS, PEAK_ABOVE_NOISE = 4, 10.0
 """Of a window, for peaks. The last peak must exceed all eager differences by this factor: chaos has peaks too."""

@@ -89,7 +89,7 @@ def _growth(sizes: Floats, eager: Floats, length: int, stride: int, margin: floa
         leaves = ~(levels[:, -1] + last * factor * (later - 1) / (factor - 1) <= margin)
     grows = leaves & (last > 0) & (factor > ACCELERATION)
     if grows.any():
-        # This takes far longer than what stands above.
+        # This takes far longer than the code above.
         grows &= last > _explained(eager, length, stride, margin)
         grows &= last > ABOVE_SPREAD * _spread(sizes, length)
     if not grows.any():

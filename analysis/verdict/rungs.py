@@ -154,7 +154,7 @@ def _large_floor(window: ComparisonWindow, floor: NoiseFloor, *, spikes: bool) -
 
 
 def _no_spike(sample: Sample, size: float, margin: float) -> bool:
-    """Return whether ordinary noise explains an eager difference of ``size`` beyond the margin, so that it is no spike."""
+    """Return whether ordinary noise explains an eager difference of ``size`` beyond the margin, so that it is not a spike."""
     return sample.is_finite and size <= spike_limit(sample, noise_scale(sample), margin)
 
 
@@ -236,7 +236,7 @@ def _describe_drift(window: ComparisonWindow, tested: MetricTests) -> str:
 
 
 def name_other_causes(window: ComparisonWindow, verdict: Verdict) -> Verdict:
-    """Return a ``noisy`` verdict unchanged. If it has another cause than eager noise, name that cause and clear ``noisy``."""
+    """Return a ``noisy`` verdict unchanged. If it has a different cause than eager noise, name that cause and clear ``noisy``."""
     cause = _other_cause(window)
     return replace(verdict, reason=f"{verdict.reason}; besides, {cause}", noisy=False) if cause else verdict
 

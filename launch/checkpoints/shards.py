@@ -106,7 +106,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def _misplaced(shards: Mapping[str, str], holders: Mapping[str, list[str]]) -> Iterator[Reason]:
-    """Yield problems with tensors that are in several files, or in another file than the index says."""
+    """Yield problems with tensors that are in several files, or in a different file than the index says."""
     twice = [f"{name} in {' and '.join(files)}" for name, files in holders.items() if len(files) > 1]
     if twice:
         yield problem(f"tensors in more than one file ({len(twice)}): {shortened(twice)}", REWRITE)
@@ -116,4 +116,4 @@ def _misplaced(shards: Mapping[str, str], holders: Mapping[str, list[str]]) -> I
         if len(files) == 1 and shards.get(name, files[0]) != files[0]
     ]
     if astray:
-        yield problem(f"tensors in another file than {INDEX} says ({len(astray)}): {shortened(astray)}", REWRITE)
+        yield problem(f"tensors in a different file than {INDEX} says ({len(astray)}): {shortened(astray)}", REWRITE)

@@ -29,7 +29,7 @@ _FIXES = {
     **dict.fromkeys(FULL, "free space there"),
     errno.EISDIR: "it must be a file: move the folder away",
     errno.ENOTDIR: "it, or a part of it, must be a folder: move the file away",
-    errno.ELOOP: "it must be no link: delete the link",
+    errno.ELOOP: "it must not be a link: delete the link",
 }
 """The fix by error number."""
 

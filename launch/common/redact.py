@@ -35,7 +35,7 @@ _URL_LOGIN = re.compile(
     rf"(?<=://)(?P<user>[^\s/:@]{{0,999}}):(?!\$)(?P<password>{_PORT}[^\s\"'<>,]{{1,999}}|[^\s/]{{1,999}})(?=@)"
     r"|(?:(?<=http://)|(?<=https://))(?P<token>[^\s/:@$]{8,999})(?=:?@)"
 )
-"""The ``user:password`` of a URL, or a token in its place. A user name of up to seven characters is no token (``git@``)."""
+"""The ``user:password`` of a URL, or a token in its place. A user name of up to seven characters is not a token (``git@``)."""
 _IMAGE_LOGIN = re.compile(rf"(?<![^\s\"'=#])[^\s/:@,]{{1,99}}:(?![$/]){_PORT}[^\s:@,]{{1,999}}@(?!sha\d)")
 """The same outside a URL, as in the name of an image. ``image:tag@sha256:...`` does not match."""
 _TOKEN = re.compile(

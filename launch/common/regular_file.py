@@ -15,7 +15,7 @@ def open_regular(path: Path) -> BinaryIO:
     """Open ``path`` for reading.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     return open(_open(path)[0], "rb")
 
@@ -47,7 +47,7 @@ def read_regular(path: Path | str, most_bytes: int | None = None) -> bytes:
     """Return the content of ``path``.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is larger than ``most_bytes``.
+        OSError: it cannot be read, is not a regular file, or is larger than ``most_bytes``.
     """
     # A file object makes twice as many system calls, and a store has thousands of records.
     descriptor, length = _open(path)

@@ -93,7 +93,7 @@ def _record_reader(cls: Any) -> Read:
     def read(content: Any, name: str) -> Any:
         if _check(content, name, dict).keys() != readers.keys():
             wrong = sorted(map(str, content.keys() ^ readers.keys()))
-            raise TypeError(f"{name or 'the record'} has other fields than in this version: {', '.join(wrong)}")
+            raise TypeError(f"{name or 'the record'} has different fields than in this version: {', '.join(wrong)}")
         prefix = f"{name}." if name else ""
         # Avoid a call for most values, because a store has thousands of records.
         return cls(

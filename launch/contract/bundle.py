@@ -47,7 +47,7 @@ class BundleOrder:
     slot_names: tuple[str, ...]
     """All slots of the host: ids of its visible GPUs, or cpu0, cpu1, ..."""
     tracking: Mapping[str, Any] | None = None
-    """Settings of launch.track; None is no tracking."""
+    """Settings of launch.track; None means no tracking."""
     step: Step | None = None
     """How ranks start under Slurm; None starts them on this host."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -60,7 +60,7 @@ OWN: Mapping[str, Mapping[ExitCode, str]] = {
     "cancel": {ExitCode.PASS: "the runs are cancelled, or had ended"},
     "prune": {
         ExitCode.PASS: "everything that may be deleted is deleted",
-        ExitCode.UNFINISHED: "the system failed, or cannot tell whether a sweep still runs, or a folder is no sweep",
+        ExitCode.UNFINISHED: "the system failed, or cannot tell whether a sweep still runs, or a folder is not a sweep",
     },
     "doctor": {ExitCode.PASS: "no check fails", ExitCode.FAILED: "a check fails"},
     "init": {ExitCode.PASS: "the recipe or profile is printed"},

@@ -101,7 +101,7 @@ class Cell:
             return spec_from_json(self.spec)
         except (TypeError, ValueError, AttributeError) as error:
             raise RecordError(
-                f"plan.json: the spec of cell {self.cell_id} is none of this version ({error}); run the sweep again to write a "
+                f"plan.json: the spec of cell {self.cell_id} is not a spec of this version ({error}); run the sweep again to write a "
                 "new plan"
             ) from error
 
@@ -142,7 +142,7 @@ class Plan:
     overrides: tuple[str, ...] | None = None
     """The recipe's overrides on the command line, as "key=value". None if no recipe can plan this sweep again."""
     even_if_oom: bool = False
-    """Whether cells whose forecast says that they do not fit were planned, too."""
+    """Whether the plan includes cells that do not fit by forecast."""
     bundles_if_needed: tuple[PlannedBundle, ...] = ()
     """Bundles that begin only if a verdict needs their runs (analysis.verdict.verdict.Verdict.needed_run)."""
     looks: tuple[int, ...] = ()

@@ -103,7 +103,7 @@ def open_pair(path: str) -> IndexedDataset:
 
     Raises:
         DataError: a file is missing or unreadable, the ``.idx`` has another format or contradicts itself, its
-            tokens are not integers, or the ``.bin`` has another size than the index says.
+            tokens are not integers, or the ``.bin`` has a different size than the index says.
     """
     name = f"data.path={path!r}"
     if path.endswith((".bin", ".idx")):

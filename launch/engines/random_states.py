@@ -1,6 +1,6 @@
 """The states of the generators that a step draws random numbers from.
 
-Passes that are no steps, such as those of a warm-up within a capture, must not advance them.
+Passes that are not steps, such as those of a warm-up within a capture, must not advance them.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ def _is_class(exception: RankException, name: str) -> bool:
 
 
 def _is_consequence(exception: RankException, evidence: Evidence) -> bool:
-    # If Slurm ended the job, ranks may raise any communication error about nodes that ended before their own.
+    # If Slurm ended the job, ranks may raise any communication error, because other nodes ended before theirs.
     return _is_communication(exception) if evidence.ended_by == "job" else _is_secondary(exception)
 
 

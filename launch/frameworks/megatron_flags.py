@@ -18,7 +18,7 @@ _OF_MEGATRON = ("megatron_lm", "megatron_bridge")
 
 
 def megatron_spec(spec: RunSpec) -> RunSpec | None:
-    """Return the settings that the command of ``spec`` names, beside defaults of Megatron; None for another trainer.
+    """Return the settings that the command of ``spec`` names, and defaults of Megatron for the rest; None for another trainer.
 
     Flags (``--cuda-graph-impl local``) and overrides (``model.cuda_graph_impl=local``) count alike. Words that cannot be read
     count as missing.
@@ -58,7 +58,7 @@ def _sections(flags: Mapping[str, str]) -> Mapping[str, dict[str, Any]]:
 
 
 def _convert(default: Any, text: str) -> Any:
-    """Return ``text`` as a value of the type of ``default``; None if it is no such value."""
+    """Return ``text`` as a value of the type of ``default``; None if it is not such a value."""
     if isinstance(default, bool):
         return text.lower() in ("", "true", "1")
     if isinstance(default, tuple):

@@ -182,7 +182,7 @@ class Observer:
 
     @_counted
     def read(self, text: str, rest: str) -> str:
-        """Read printed text after ``rest``, if no better source is known. Return the part that is no whole line."""
+        """Read printed text after ``rest``, if no better source is known. Return the incomplete last line."""
         if not self._wants_printed:
             return ""
         lines, rest = split_lines(text, rest)

@@ -27,7 +27,7 @@ class Optimizers:
         return tuple(sketch(optimizer, self._names[id(optimizer)]))
 
     def norm(self) -> torch.Tensor | None:
-        """Return the norm of all gradients on this rank, or None without any."""
+        """Return the norm of all gradients on this rank, or None if there are none."""
         gradients = [found for one in _parameters(self._seen.values()) if (found := gradient_of(one)) is not None]
         return torch.nn.utils.get_total_norm(gradients) if gradients else None
 

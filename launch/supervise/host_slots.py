@@ -108,7 +108,7 @@ def slot_folders() -> list[Path]:
         found = (
             f"{folders[-1]} is a link, or belongs to another user: remove it"
             if folders
-            else f"{places[-1]} is no folder: create it"
+            else f"{places[-1]} is not a folder: create it"
         )
         raise EnvironmentFault(
             f"this host's slots need a folder of your own; {found}, or set {VARIABLE} in every shell to a folder that you own"
@@ -117,7 +117,7 @@ def slot_folders() -> list[Path]:
 
 
 def _is_private(folder: Path) -> bool:
-    """Return whether ``folder`` belongs to this user and is no link. Create it, and deny other users access."""
+    """Return whether ``folder`` belongs to this user and is not a link. Create it, and deny other users access."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()

@@ -40,7 +40,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "data.byte_tokens", ("data.kind", "data.tokenizer", "model.vocab_size"),
-        f"text without a tokenizer makes a token of each byte and needs a vocabulary of {BYTE_VALUES}",
+        f"text without a tokenizer turns each byte into a token and needs a vocabulary of {BYTE_VALUES}",
         lambda spec: spec.data.kind == "text" and spec.data.tokenizer is None and spec.model.vocab_size < BYTE_VALUES,
         fix=f"Set model.vocab_size to {BYTE_VALUES} or more, or data.kind to synthetic.",
         source="launch/data/text_files.py",

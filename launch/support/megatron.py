@@ -142,7 +142,7 @@ KNOWN_FAULTS: tuple[Rule, ...] = tuple(map(_unless_mended, FAULTS))
 
 
 SILENT = ("precision", "recompute_norm", "tp", "overlap_moe_expert_parallel_comm")
-"""Rules of ``RULES`` that refuse what Megatron-Core computes wrongly without an error."""
+"""Rules of ``RULES`` that reject silent faults of Megatron-Core."""
 
 
 def _refused_without_evidence(fault: Rule) -> Rule:
@@ -307,7 +307,7 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "megatron.recompute_act", ("training.recompute_modules", "cuda_graph.impl"),
-        "a local graph leaves the process in its warm-up, which keeps activations and norms instead of recomputing them",
+        "a local graph leaves the process in warm-up mode, which keeps activations and norms instead of recomputing them",
         lambda spec: spec.cuda_graph.impl == "local" and not spec.training.recomputed.isdisjoint({"layernorm", "moe_act"}),
         fix=f"Set {KEEP_ALL}, or cuda_graph.impl=transformer_engine, or megatron_core=0.19.",
         source=f"{MCORE}transformer/cuda_graphs.py:112",

@@ -104,18 +104,18 @@ RULES: tuple[Rule, ...] = (
         "resources.device=cuda.",
     ),
     NativeRule(
-        "torch_native.impl", ("cuda_graph.impl", *DEGREES), "the collectives of a split model break its compiled graph",
+        "torch_native.impl", ("cuda_graph.impl", *DEGREES), "the collectives of a parallel model break its compiled graph",
         lambda spec: spec.cuda_graph.implementation.compiles and _is_split(spec),
         fix="Set cuda_graph.impl=none, or tp, pp and ep to 1.",
     ),
     NativeRule(
-        "torch_native.compile", ("training.compile", *DEGREES), "the collectives of a split model break its compiled graph",
+        "torch_native.compile", ("training.compile", *DEGREES), "the collectives of a parallel model break its compiled graph",
         lambda spec: spec.training.compile == "whole" and _is_split(spec),
         fix="Set training.compile=none, or training.compile=elementwise, or tp, pp and ep to 1.",
     ),
     NativeRule(
         "torch_native.impl", (*GRAPH, "training.compile"),
-        "the model is one compiled function, in which no layer or part can be captured",
+        "the model is one compiled function, so no single layer or part can be captured",
         lambda spec: spec.training.compile == "whole" and spec.cuda_graph.implementation.takes_scope,
         fix="Set cuda_graph.impl=full_iteration and cuda_graph.scope=[], or training.compile=none, or training.compile=elementwise.",
     ),
@@ -132,20 +132,20 @@ RULES: tuple[Rule, ...] = (
         fix="Set training.recompute_modules=[], or cuda_graph.scope=[].",
     ),
     NativeRule(
-        "torch_native.dropout", (), "attention drops probabilities by SDPA alone, which has no windows, sinks or packed documents",
+        "torch_native.dropout", (), "only SDPA implements attention dropout, and it supports no windows, sinks or packed documents",
         _drops_without_sdpa,
         fix="Set model.attention_dropout=0, or training.attention_backend=auto in a model without these.",
     ),
     NativeRule(
         "torch_native.dropout", (*DROPOUT, "parallelism.tp", "parallelism.sequence_parallel"),
-        "a rank has one generator: hidden dropout needs the same numbers on all ranks of tp, and attention needs others on each",
+        "a rank has one generator, but with tp above 1 hidden dropout needs equal random numbers on all ranks, and attention needs different ones",
         _mixes_draws,
         fix="Set model.attention_dropout=0, or model.hidden_dropout=0, or parallelism.sequence_parallel=true, or parallelism.tp=1, "
         "or engine=megatron.",
     ),
     NativeRule(
         "torch_native.dropout", (*DROPOUT, "cuda_graph.impl", "training.compile"),
-        "Inductor draws other numbers than eager code, so nothing could be compared to the bit",
+        "Inductor draws different random numbers than eager code, so no bitwise comparison is possible",
         lambda spec: spec.model.draws and spec.compiles_whole,
         fix=f"Set {NO_DROPOUT}, or another implementation without training.compile=whole.",
         source="torch/_inductor/config.py, fallback_random",

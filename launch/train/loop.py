@@ -36,7 +36,7 @@ def train(
 
     Raises:
         NumericError: a step's loss or gradient norm was not finite. All steps up to this one are on disk.
-        CaptureError: the engine failed to capture, or captured in another step than it had declared.
+        CaptureError: the engine failed to capture, or captured in a different step than it had declared.
     """
     tokens = spec.training.global_batch_size * spec.training.sequence_length
     dp_rank = spec.parallelism.rank_in("dp", mesh.rank)

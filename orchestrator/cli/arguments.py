@@ -35,7 +35,7 @@ def add_planning(parser: Parser) -> None:
     parser.add_argument(
         "--even-if-oom",
         action="store_true",
-        help="run cells even if their forecast of GPU memory says that they do not fit (docs/memory.md)",
+        help="run cells even if their forecast exceeds the GPU memory (docs/memory.md)",
     )
     add_budget(parser)
     add_target(parser)
@@ -86,7 +86,7 @@ def add_allow_empty(parser: Parser) -> None:
     parser.add_argument(
         "--allow-empty",
         action="store_true",
-        help="exit with 0 if nothing failed, even if graphed cells could not run here, or there is none",
+        help="exit with 0 if nothing failed, even if graphed cells are missing or could not run here",
     )
 
 

@@ -149,4 +149,4 @@ def _notes(spec: RunSpec) -> Iterator[str]:
     if _captures_whole_layers(spec):
         yield "cuda_graph.scope=[]: the performance harness cannot express whole layers; use the override"
     if spec.data.kind == "indexed":
-        yield "data.path: name the data in the recipe's own dataset"
+        yield "data.path: set the data path in the dataset of Bridge's own recipe"

@@ -67,7 +67,7 @@ NEEDED = {
     "normalization": "LayerNorm", "position_embedding_type": "learned_absolute", "lr_decay_style": "linear",
     "moe_router_dtype": "that of the weights",
 }  # fmt: skip
-"""Flags for which the engine has only one value, each with Megatron-LM's default, which is another."""
+"""Flags whose only value in the engine differs from Megatron-LM's default, each with that default."""
 ASSUMED = {
     "model.vocab_size": ("vocab_size", "padded_vocab_size"), "data.kind": ("data_path", "mock_data"),
     "training.steps": ("train_iters",), "training.learning_rate": ("lr",),
@@ -347,7 +347,7 @@ def _notes_on_words(launcher: Flags, own: Iterable[str]) -> Iterator[str]:
     """
     for name, words in launcher.items():
         if name in NODES and not _is_number(words):
-            yield f"{_flag(name, words[:1])} is no number: set resources.{NODES[name]} in the recipe"
+            yield f"{_flag(name, words[:1])} is not a number: set resources.{NODES[name]} in the recipe"
     if not launcher.keys() & NODES.keys():
         yield "the number of GPUs is not given: set resources.nodes and resources.gpus_per_node in the recipe"
     given = _each_flag(own)

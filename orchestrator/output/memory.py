@@ -16,7 +16,7 @@ from orchestrator.plan.memory_check import MemoryCheck
 
 GROUPS: dict[Held, str] = {
     "allocated": "tensors, which torch counts as allocated",
-    "pool": "in graph pools beside them",
+    "pool": "in graph pools, in addition",
     "cached": "in blocks that torch's allocator keeps, and gives back before memory runs out",
     "outside": "outside of the allocator",
 }
@@ -69,9 +69,11 @@ def print_calibration(result: CalibrationResult, file: Path) -> None:
         rows.append([when, f"{median:.1%}", f"{worst:+.1%}"])
     print("", *align(rows), sep="\n")
     if result.is_better:
-        print(f"\nThe error after is of the same cells; others may be off by more. plan reads the constants in {file}")
+        print(
+            f"\nThe error after calibration is measured on the same cells; other cells may be off by more. plan reads the constants in {file}"
+        )
     else:
-        print("\nNothing is written: the built-in constants are as good")
+        print("\nNo file is written: the built-in constants are as accurate")
 
 
 def _value(value: float) -> str:

@@ -78,7 +78,7 @@ def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[
         _print_commands({cells[run_id].cell_id: cells[run_id] for run_id in bundle.run_ids}.values())
     if plan.bundles_if_needed:
         print(
-            "\nperturbed runs, started only if a verdict needs them (eager repeats are equal to the bit, but graphed runs are not):"
+            "\nperturbed runs, started only if a verdict needs them (eager repeats are bitwise equal, but graphed runs are not):"
         )
     for bundle in plan.bundles_if_needed:
         _print_runs(bundle, cells)
@@ -145,7 +145,7 @@ def _print_commands(cells: Iterable[Cell]) -> None:
         if (spec := cell.run_spec).engine == "command":
             print(f"  {cell.label}: cd {spec.command.workdir}; {shlex.join(command_words(spec, {}))}")
             if untried := FRAMEWORKS[spec.command.framework].untried:
-                print(f"    not run: this version never ran framework {spec.command.framework} {untried}")
+                print(f"    untested: framework {spec.command.framework} has not been run {untried}")
 
 
 def _place(plan: Plan) -> str:

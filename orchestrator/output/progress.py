@@ -63,7 +63,7 @@ def warn_shared_store(folder: Path) -> None:
     writers = other_writers(folder)
     if writers:
         sys.stderr.write(
-            f"{folder}: {' and '.join(writers)} can write here, and can so decide what runs as you. chmod go-w removes this "
+            f"{folder}: {' and '.join(writers)} can write here, and can therefore choose what runs as you. chmod go-w removes this "
             "right; --store names another folder (docs/security.md)\n"
         )
 

@@ -108,7 +108,7 @@ def print_needed_runs(run_ids: Iterable[str]) -> None:
     """Print a line for each perturbed run that a verdict of the report needs and nobody has ordered."""
     for run_id in sorted(run_ids):
         print(
-            f"{run_id} has not run yet, but a verdict needs it, because eager repeats are equal to the bit (docs/verdicts.md)"
+            f"{run_id} has not run yet, but a verdict needs it, because eager repeats are bitwise equal (docs/verdicts.md)"
         )
 
 
@@ -116,7 +116,7 @@ def warn_full_disk(paths: SweepPaths, states: Mapping[str, RunState]) -> None:
     """Print a warning if the disk is full while a run is RUNNING. A quota is not detected."""
     if any(state.name == "RUNNING" for state in states.values()) and not shutil.disk_usage(paths.root).free:
         print(
-            f"{paths.root}: the disk is full. A run that cannot write is ended. It stays RUNNING until its outcome can be "
+            f"{paths.root}: the disk is full. A run that cannot write is stopped. It stays RUNNING until its outcome can be "
             f"written, for at most {ROOM_SECONDS / 60:g} minutes. Fix: free space there"
         )
 

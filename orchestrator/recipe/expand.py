@@ -232,7 +232,7 @@ class _Builder:
 
 
 def _count_step_checks(spec: RunSpec, written: int | str) -> int:
-    """Return the number of step checks of a run. Deterministic runs need none, because equal bits decide them.
+    """Return the number of step checks of a run. Deterministic runs need none, because their verdict rests on equal bits.
 
     ``auto`` leaves out what has not run on GPUs (checks of several ranks), and checks of a captured optimizer, which may have
     to copy its state to the host.

@@ -118,7 +118,9 @@ def _check_placeholders(words: Any) -> Flaw | None:
     if not unknown:
         return None
     known = "a field of training, parallelism or placement, or " + ", ".join((*PLACES, "world_size"))
-    return Flaw(f"{{{unknown[0]}}} is no placeholder", suggestion(unknown[0], PLACEHOLDERS, f"write in braces {known}"))
+    return Flaw(
+        f"{{{unknown[0]}}} is not a placeholder", suggestion(unknown[0], PLACEHOLDERS, f"write in braces {known}")
+    )
 
 
 def _check_command(run: str) -> Flaw | None:

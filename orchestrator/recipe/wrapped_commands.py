@@ -55,7 +55,7 @@ class WrappedCommands:
         return [*before, *commands[0]], [*before, *commands[1]]
 
     def _find_other_differences(self) -> Iterator[Problem]:
-        """Yield the differences that are no graph settings, and that nobody allowed.
+        """Yield the differences that are not graph settings, and that nobody allowed.
 
         A flag that only one command has may be any program's graph switch, but not that of a known trainer.
         """
@@ -64,7 +64,7 @@ class WrappedCommands:
         for found in self.differences:
             name, is_switch = found.name.lstrip("-"), not trainer and None in (found.eager, found.graphed)
             if name and not is_switch and not _OF_GRAPHS.search(name) and name not in allowed:
-                why = f"it is no graph setting of {trainer}" if trainer else "the programs may train differently"
+                why = f"it is not a graph setting of {trainer}" if trainer else "the programs may train differently"
                 fix = f"make both commands equal in it, or allow it: --allow-difference {name}"
                 yield Problem("--graphed", f"{found.text.replace('`', '')}; {why}", fix)
 

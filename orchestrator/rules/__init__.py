@@ -47,10 +47,10 @@ The eager baseline is measured over the same steps.
 
 ## Packed sequences
 
-Engine megatron packs no documents, so `megatron.packed_sequences` refuses such cells, eager ones too. Engine torch_native trains them
-eager, or with graphs that leave attention out. Megatron-Core 0.16 and 0.19 both refuse to capture packed attention by
-`transformer_engine`, and both take router scopes. Megatron Bridge's guide advises a graph of the whole step instead. No run here has
-shown that.
+Engine megatron does not pack documents, so `megatron.packed_sequences` rejects such cells, including eager ones. Engine
+torch_native trains them eager, or with graphs that leave attention out. Megatron-Core 0.16 and 0.19 both refuse to capture
+packed attention by `transformer_engine`, and both take router scopes. Megatron Bridge's guide advises a graph of the whole step
+instead. It has not been tested here.
 """
 SUPPORT_PREAMBLE = """\
 ## What each engine supports

@@ -39,7 +39,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "fault.hooks", ("fault.kind", "training.compile", "cuda_graph.impl"),
-        "hooks inject this fault, and a compiled model calls hooks only once, while it is traced",
+        "a hook injects this fault, but a compiled model calls hooks only once, during tracing",
         lambda spec: spec.fault.kind in IN_FORWARD_PASSES and spec.compiles_whole,
         fix="Set cuda_graph.impl to full_iteration, torch or transformer_engine, and training.compile to none or elementwise.",
         source="launch/train/fault_injection.py; Dynamo guards the numbers that a hook reads",

@@ -86,7 +86,7 @@ RULES: tuple[Rule, ...] = (
     ),
     NativeRule(
         "capture.native_fp32_experts", (*GRAPH, "training.precision"),
-        "captured dropless experts must be bf16, since in fp32 the host reads how many rows each expert has",
+        "captured dropless experts must be bf16, since with fp32 the host must read the number of rows of each expert",
         _native_fp32_experts,
         fix=f"Set training.precision=bf16, or {PADDED}, or {ROUTERS_ALONE}.",
         source="torch.nn.functional.grouped_mm has no float32 kernel on CUDA that leaves offsets on the device",
@@ -163,7 +163,7 @@ RULES: tuple[Rule, ...] = (
         "torch_compile and training.compile=whole need the whole model on each rank, so pp must be 1",
         lambda spec: spec.compiles_whole and spec.parallelism.pp > 1,
         fix="Set parallelism.pp to 1, or use torch or full_iteration with training.compile none or elementwise.",
-        source="a stage's sends and receives break the compiled graph, so nothing can be proven of it",
+        source="a stage's sends and receives break the compiled graph, so its replay cannot be proven",
     ),
     NativeRule(
         "capture.compiled_alone", ("cuda_graph.impl", "training.deterministic", "training.compile"),

@@ -64,7 +64,7 @@ RULES: tuple[Rule, ...] = (
         "scope.duplicate", ("cuda_graph.scope",), "each scope must be named once",
         lambda spec: len(set(spec.cuda_graph.scope)) < len(spec.cuda_graph.scope),
         fix="Name each scope once.",
-        source="one configuration, one name: a repeated scope would give the same run another id",
+        source="one configuration has one name: a repeated scope would give the same run a second id",
     ),
     Rule(
         "scope.moe_and_router", ("cuda_graph.scope",),

@@ -124,14 +124,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "training.optimizer_precision", ("training.optimizer_precision", "training.precision"),
-        "only bf16 weights lack bits of their fp32 masters",
+        "lean stores the bits of fp32 masters that bf16 weights lack, so the weights must be bf16",
         lambda spec: spec.training.optimizer_precision == "lean" and spec.training.precision != "bf16",
         fix="Set training.optimizer_precision to fp32, or training.precision to bf16.",
         source="transformer_engine 2.11 pytorch/optimizers/fused_adam.py (store_param_remainders)",
     ),
     Rule(
         "training.lean_moments", ("training.optimizer_precision", "training.adam_beta1", "training.adam_beta2"),
-        f"a bf16 moment times a beta above {LARGEST_LEAN_BETA} may round back to itself, so it would never decay",
+        f"a bf16 moment times a beta above {LARGEST_LEAN_BETA} may round back to the same value, so it would never decay",
         lambda spec: spec.training.optimizer_precision == "lean"
         and max(spec.training.adam_beta1, spec.training.adam_beta2) > LARGEST_LEAN_BETA,
         fix=f"Lower both betas to {LARGEST_LEAN_BETA} or less, or set training.optimizer_precision to fp32.",

@@ -55,7 +55,7 @@ def check_executor(plan: Plan, executor: Executor) -> None:
     where = {"slurm": "a Slurm cluster", "host": "a host"}
     now: Literal["host", "slurm"] = "slurm" if executor == "slurm" else "host"
     if plan.scheduler != now:
-        message = f"sweep {plan.name!r} was planned for {where[plan.scheduler]}, and would be resumed on {where[now]}"
+        message = f"sweep {plan.name!r} was planned for {where[plan.scheduler]}, but would be resumed on {where[now]}"
         other = "slurm" if plan.scheduler == "slurm" else "local"
         fix = f"resume it with --executor {other}, or plan it again: sweep {plan.recipe_file} --executor {executor}"
         raise input_error("--executor", message, fix)

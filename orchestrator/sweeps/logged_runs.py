@@ -44,7 +44,7 @@ def _write_attempt(
     numbers = np.searchsorted(files.steps, curve.steps.step)
     strange = files.steps.take(numbers, mode="clip") != curve.steps.step
     if strange.any():
-        raise CurveError(f"{name}: step {curve.steps.step[int(strange.argmax())]} is none of the longest file's")
+        raise CurveError(f"{name}: step {curve.steps.step[int(strange.argmax())]} is not in the longest file")
     attempt.metrics.unlink(missing_ok=True)
     attempt.events(0).unlink(missing_ok=True)
     with JsonLines(attempt.metrics) as lines:

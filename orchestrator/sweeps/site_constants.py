@@ -23,7 +23,7 @@ def write_constants(file: Path, site: SiteConstants) -> None:
 
 
 def read_constants(file: Path) -> Constants:
-    """Return the constants of ``file`` in place of the built-in ones, or the built-in ones if there is no such file.
+    """Return the constants of ``file``, or the built-in ones if the file does not exist.
 
     Raises:
         InputError: the file is damaged.

@@ -58,7 +58,9 @@ class Store:
         self.root = root or default_store()
         if self.root.exists() and not self.root.is_dir():
             place = "--store" if root else f"${VARIABLE}"
-            raise input_error(place, f"{self.root} is no folder", "name the folder that holds all sweeps, or a new one")
+            raise input_error(
+                place, f"{self.root} is not a folder", "name the folder that holds all sweeps, or a new one"
+            )
 
     def sweep(self, name: str) -> SweepPaths:
         return SweepPaths(self.root / name)

@@ -37,7 +37,9 @@ class Pool:
 
     def replayed(self, graph: Graphed, forward: bool) -> None:
         if self.order is not None:
-            assert (self.graphs.index(graph), forward) == next(self.order), "replays are in another order than captured"
+            assert (self.graphs.index(graph), forward) == next(self.order), (
+                "replays are in a different order than captured"
+            )
         for other in self.graphs:
             spoil(other.gradients if forward else other.gradients[other.part.inputs :])
 

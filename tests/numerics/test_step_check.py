@@ -201,7 +201,7 @@ def test_a_planted_fault_is_found_and_named(captured: tuple[TorchNativeEngine, t
 
 
 def check_with_late_rank(spec: RunSpec) -> list[str]:
-    """The replay of rank 1 computes another batch than that of rank 0."""
+    """The replay of rank 1 computes a different batch than that of rank 0."""
     late = dist.get_rank() == 1
     return faults_of(
         check(train_to_first_check(spec, dist.get_rank()), previous_batch if late else lambda _: nullcontext())

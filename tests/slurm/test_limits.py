@@ -214,5 +214,5 @@ def test_a_sweep_is_resumed_where_it_was_planned(site: Site) -> None:
     assert site.run("sweep", path, "--executor", "local").returncode == 0
     done = site.run("resume", "limits", "--executor", "slurm")
     assert done.returncode == 1
-    assert "was planned for a host, and would be resumed on a Slurm cluster" in done.stderr
+    assert "was planned for a host, but would be resumed on a Slurm cluster" in done.stderr
     assert "--executor local" in done.stderr

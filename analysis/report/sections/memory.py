@@ -31,7 +31,7 @@ NOTES_GPU = (
     "Outside: memory outside the allocator, such as graph executables, communicators and the CUDA context.",
     "Activations: the rest, including workspaces and blocks that the allocator keeps unused.",
 )
-NOTE_FORECAST = "Forecast: the peak of a phase on the fullest rank, computed from the recipe alone (docs/memory.md), beside the measured one."
+NOTE_FORECAST = "Forecast: the peak of a phase on the fullest rank, computed from the recipe alone (docs/memory.md), next to the measured peak."
 FORECAST_PHASES: tuple[Phase, ...] = ("warmup", "capture", "measure")
 PARTS = ("state", "activations", "graph pool", "outside", "peak of measure")
 

@@ -1,4 +1,4 @@
-"""The figures that the recipe quotes from others, beside those of this sweep."""
+"""The figures that the recipe quotes from others, next to those of this sweep."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The stream of a rank's work, which is never the default stream.
 
 Gradient accumulators keep the stream on which they were created. A capture forbids the default stream (906,
-cudaErrorStreamCaptureImplicit). An accumulator on another stream than the step's would add gradients while the next replay
+cudaErrorStreamCaptureImplicit). An accumulator on a different stream than the step's would add gradients while the next replay
 overwrites them. PyTorch advises to create accumulators on the stream of later passes (torch/csrc/autograd/input_buffer.cpp).
 """
 

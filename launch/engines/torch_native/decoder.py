@@ -233,7 +233,7 @@ class Decoder(nn.Module):
 
 
 def stack_tokens_per_expert(routed: list[RoutingStats]) -> torch.Tensor | None:
-    """Return int64 (layers with experts, experts), or None without any."""
+    """Return int64 (layers with experts, experts), or None if there are none."""
     return torch.stack([one.tokens_per_expert for one in routed]) if routed else None
 
 

@@ -120,7 +120,7 @@ class TorchNativeStep:
 
     @property
     def _hides_choices(self) -> bool:
-        """Whether rounding may change other choices than those that are kept and repeated.
+        """Whether rounding may change choices other than those that are kept and repeated.
 
         Two choices are hidden: which tokens exceed the capacity, and the choice without expert bias that a balancing loss
         counts.

@@ -136,7 +136,7 @@ def columns_in(record: Mapping[Any, Any]) -> dict[Column, float]:
 
 
 def split_lines(text: str, rest: str) -> tuple[list[str], str]:
-    """Return the lines of ``rest`` and ``text``, the next printed text, and the part that is no whole line."""
+    """Return the lines of ``rest`` and ``text``, the next printed text, and the incomplete last line."""
     lines = (rest + text).replace("\r", "\n").split("\n")
     rest = lines.pop()[-LONGEST_LINE:]
     if text.startswith("\r"):  # a line that the next one overwrites

@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--best",
         action="store_true",
-        help="take a sweep, not a recipe, and print the fastest passing cell of each task",
+        help="print the fastest passing cell of each task; give a sweep in place of the recipe",
     )
 
 

@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--calibrate",
         action="store_true",
-        help="learn this site's constants of the forecast from a finished sweep instead, whose name stands in place of the recipe",
+        help="calibrate the memory forecast for this site instead; give the name of a finished sweep in place of the recipe",
     )
     parser.add_argument(
         "--explain",

@@ -34,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
         help="reports: keep the reports and the records that they are written from; delete logs, the output of jobs and "
         "local copies of W&B runs",
     )
-    parser.add_argument("--dry-run", action="store_true", help="delete nothing, and print what would be deleted")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, but delete nothing")
     add_json(parser)
 
 

@@ -71,7 +71,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--allow-difference", action="append", default=[], metavar="NAME",
-        help="let runs differ in this flag (without dashes), or in this field of their provenance, such as settings.NCCL_ALGO; "
+        help="allow runs to differ in this flag (without dashes) or provenance field, such as settings.NCCL_ALGO; "
         "may be repeated",
     )  # fmt: skip
     add_margins(parser)

@@ -68,7 +68,7 @@ class MixtureOfExperts(nn.Module):
     def route(self, x: torch.Tensor) -> tuple[Routing, torch.Tensor | None]:
         """Run the router and the shared expert on (batch, sequence, hidden_size): Megatron's scope moe_router."""
         # The view makes autograd first sum the gradients of router and shared expert. If both are captured as one part, their
-        # gradients are summed in this order too. So eager and graphed runs agree to the bit.
+        # gradients are summed in this order too. So eager and graphed runs are bitwise equal.
         x = x.view_as(x)
         shared = None if self.shared is None else recompute_if("shared_experts" in self.recomputed, self.shared)(x)
         return self.router(self.tp.scatter_tokens(x).flatten(0, 1)), shared

@@ -73,7 +73,7 @@ class FlatParameters:
         bucket_elements: the least number of gradients to reduce at once.
         add: adds a gradient to its main gradient and overwrites it with the step's first; by default, main gradients are
             cleared before the step.
-        lean: keep only the low 16 bits of master weights beside the bfloat16 weights (split_masters.py).
+        lean: store only the low 16 bits of master weights, in addition to the bfloat16 weights (split_masters.py).
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The lean AdamW as one Triton kernel, which reads and writes each tensor once. Import it only on a machine with CUDA.
 
 Every operation rounds as PyTorch's operators do: multiplications and additions are not fused, divisions and roots are exact.
-So the kernel equals ``lean_adamw`` to the bit, except the payloads of NaN.
+So the kernel equals ``lean_adamw`` bit for bit, except the payloads of NaN.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def test_what_no_report_says_is_refused_all_at_once(golden: Golden) -> None:
         read_golden(content)
     eager, graphed = (cell.cell_id for cell in golden.cells)
     assert str(refused.value).removesuffix(": no report can contain this").split("; ") == [
-        f"{graphed}: the cell is there 2 times",
+        f"{graphed}: the cell appears 2 times",
         f"{eager}: memory.peak is inf, not a number of bytes",
         f"{graphed}: verdict is null for a graphed cell that ended COMPLETED, expected COMPLETED",
         f"{graphed}: speed.ratio is nan, not a positive finite number",

@@ -108,7 +108,7 @@ def test_cells_of_other_allocations_are_level_within_the_allowance(tmp_path: Pat
     [
         ((1.02, 1.02), "slower", ""),
         ((1.005, 1.005), "equal", "it is within 1% of 1 other cell"),
-        ((1.0, 1.05), "undecided", "whether it is faster than 1 other cell is not decided"),
+        ((1.0, 1.05), "undecided", "its rank against 1 other cell is not decided"),
     ],
 )
 def test_graphed_cells_of_a_workload_are_told_apart_by_their_repeats(
@@ -152,7 +152,7 @@ def test_what_trains_something_else_is_not_ranked(tmp_path: Path, lost: Any, sai
         assert ranking.best.label == "torch, lr 0.002"
         return
     assert [cell.label for cell in ranking.cells] == ["torch, lr 0.001", "eager, lr 0.001"]
-    why = f"trains something else than eager, lr 0.001: {said}"
+    why = f"does not train the same as eager, lr 0.001: {said}"
     assert ranking.not_ranked == (("eager, lr 0.002", why), ("torch, lr 0.002", why))
 
 
@@ -167,7 +167,7 @@ def test_paragraph_one_says_what_trains_something_else_and_does_not_name_it_fast
     )
     text = summarise(results).text
     assert (
-        "**1 eager cell left out of the ranking**: `eager, lr 0.002` (trains something else than eager, lr 0.001: "
+        "**1 eager cell left out of the ranking**: `eager, lr 0.002` (does not train the same as eager, lr 0.001: "
         "5 nats apart in the first 2 steps)."
     ) in text
     assert "Fastest" not in text

@@ -77,7 +77,7 @@ def test_a_fault_in_one_step_of_one_rank_is_a_divergence_whatever_the_curves_say
 def test_tokens_that_move_further_than_rounding_are_a_divergence(tmp_path: Path) -> None:
     moved = RoutingDifference("router of layer 1, micro-batch 0", 3, gap=0.1, noise=0.1 / NOISE_MULTIPLE / 1.01)
     result = compared(tmp_path, lambda run: check_of(run, 4, found(4, routing=(moved,))))
-    assert verdict_of(result)[0] == "DIVERGED" and "sends 3 tokens to other experts" in verdict_of(result)[1]
+    assert verdict_of(result)[0] == "DIVERGED" and "sends 3 tokens to different experts" in verdict_of(result)[1]
 
 
 def test_clean_checks_stand_in_for_curves_that_noise_hides(tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def test_a_tensor_in_two_shards_or_in_another_than_the_index_says_is_told_with_i
     assert shards["model.norm.weight"] != one
     message = refusal(DENSE, tmp_path)
     astray = f"model.norm.weight in {shards['model.norm.weight']}, not {one}; "
-    assert f"tensors in another file than model.safetensors.index.json says (1): {astray}" in message
+    assert f"tensors in a different file than model.safetensors.index.json says (1): {astray}" in message
     index.write_text(json.dumps({"weight_map": shards}))
     held = {name: shape for name, shape in shapes_of(DENSE).items() if shards[name] == three}
     write_file(tmp_path / three, held | {"model.embed_tokens.weight": (31, 16)})

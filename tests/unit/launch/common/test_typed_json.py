@@ -38,9 +38,9 @@ def test_a_record_is_read_as_it_was_written() -> None:
         ({"schedule": [["r0", "0"]]}, "schedule is '0', not a whole number"),
         ({"environment": []}, "environment is [], not an object"),
         ({"environment": {"A": 1}}, "environment is 1, not text"),
-        ({"limits": {"run_seconds": 1.0}}, "limits has other fields than in this version: hang_seconds"),
+        ({"limits": {"run_seconds": 1.0}}, "limits has different fields than in this version: hang_seconds"),
         ({"limits": {"run_seconds": True, "hang_seconds": 1}}, "limits.run_seconds is True, not a number"),
-        ({"added": 1}, "the record has other fields than in this version: added"),
+        ({"added": 1}, "the record has different fields than in this version: added"),
     ],
 )
 def test_what_was_not_written_is_refused_by_name(changes: dict[str, Any], said: str) -> None:

@@ -100,7 +100,7 @@ def test_slots_do_not_depend_on_what_a_shell_sets(
     assert host_slots.acquire(["cpu"], 1, give_up=After(0.5)) is None
     monkeypatch.setattr(host_slots, "TEMPORARY", str(tmp_path / "missing"))
     with pytest.raises(
-        EnvironmentFault, match=r"missing is no folder: create it, or set ORCHESTRATOR_SLOTS in every shell"
+        EnvironmentFault, match=r"missing is not a folder: create it, or set ORCHESTRATOR_SLOTS in every shell"
     ):
         host_slots.acquire(["cpu"], 1, give_up=After(60))
 

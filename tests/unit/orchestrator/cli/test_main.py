@@ -145,12 +145,12 @@ def test_plan_says_which_framework_was_never_run(tmp_path: Path, capsys: pytest.
     assert main(["plan", str(path)]) == 0
     said = capsys.readouterr().out
     assert "--training.disable_cuda_graphs" in said
-    assert "not run: this version never ran framework torchtitan" in said
+    assert "untested: framework torchtitan has not been run" in said
     recipe = str(ROOT / "recipes" / "megatron_lm_moe.yaml")
     (tmp_path / "pretrain_gpt.py").touch()
     on_cpu = ["--executor", "local", "--only", "cuda_graph.impl=none", "resources.device=cpu"]
     assert main(["plan", recipe, *on_cpu, f"command.workdir={tmp_path}"]) == 0
-    assert "never ran framework" not in capsys.readouterr().out, "it has run on an H200"
+    assert "untested" not in capsys.readouterr().out, "it has run on an H200"
 
 
 def test_plan_prints_the_first_batch_scripts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -683,7 +683,7 @@ def test_a_folder_or_a_link_in_place_of_a_file_is_named_with_its_fix(
         if name.endswith("lock"):
             path.symlink_to(elsewhere / "another.lock")
             assert main([verb, "mine"]) == 2
-            assert "it must be no link: delete the link" in capsys.readouterr().err
+            assert "it must not be a link: delete the link" in capsys.readouterr().err
 
 
 def test_a_store_is_a_folder(
@@ -693,10 +693,10 @@ def test_a_store_is_a_folder(
     store.touch()
     for command in (["status"], ["status", "mine"], ["prune", "--older-than", "1"], ["logs", "eager"]):
         assert main([*command, "--store", str(store)]) == 1
-        assert f"--store: {store} is no folder" in capsys.readouterr().err
+        assert f"--store: {store} is not a folder" in capsys.readouterr().err
     monkeypatch.setenv("ORCHESTRATOR_STORE", str(store))
     assert main(["status"]) == 1
-    assert f"$ORCHESTRATOR_STORE: {store} is no folder" in capsys.readouterr().err
+    assert f"$ORCHESTRATOR_STORE: {store} is not a folder" in capsys.readouterr().err
 
 
 def test_a_plan_of_another_version_is_one_message(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
@@ -758,7 +758,7 @@ def test_status_warns_of_a_full_disk_while_a_run_is_running(
 
     monkeypatch.setattr(states.shutil, "disk_usage", usage)
     sweep = write_sweep(elsewhere / "sweeps" / "full", steps=20, edit=unended)
-    words = "sweeps/full: the disk is full. A run that cannot write is ended. It stays RUNNING until"
+    words = "sweeps/full: the disk is full. A run that cannot write is stopped. It stays RUNNING until"
     assert main(["status", "full"]) == 0
     assert words not in capsys.readouterr().out, "nothing of it runs"
 

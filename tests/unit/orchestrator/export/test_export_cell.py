@@ -331,7 +331,7 @@ def test_what_rules_reject_on_megatron_is_told_of_whichever_engine_the_cell_is(e
 
 
 def test_bridges_own_recipes_do_not_overrule_the_cell() -> None:
-    """Each has these settings at another value than a cell does, in a place that has the last word (0.3.1)."""
+    """Each has these settings at a different value than a cell does, in a place that has the last word (0.3.1)."""
     _, overrides = overrides_of(RunSpec(training=Training(weight_decay=0.05)))
     assert overrides["model.moe_router_force_load_balancing"] == "false", "the harness's recipes route at random"
     decay = [overrides[f"scheduler.{name}_weight_decay"] for name in ("start", "end")]

@@ -198,8 +198,8 @@ NOTED = {
     f"x.py --num-layers 4 {MODEL}": "--num-layers is given 2 times, and the last counts: --num-layers 8",
     f"x.py {EXPERTS} --moe-layer-freq '([0]*3+[1]*5)'": "--moe-layer-freq ([0]*3+[1]*5): the recipe's cells train",
     f"x.py {EXPERTS} --moe-layer-freq '[[1]]'": "--moe-layer-freq [[1]]: the recipe's cells train",
-    f"srun torchrun --nnodes=$N x.py {MODEL}": "--nnodes $N is no number: set resources.nodes in the recipe",
-    f"torchrun --nproc-per-node gpu x.py {MODEL}": "--nproc-per-node gpu is no number: set resources.gpus_per_node",
+    f"srun torchrun --nnodes=$N x.py {MODEL}": "--nnodes $N is not a number: set resources.nodes in the recipe",
+    f"torchrun --nproc-per-node gpu x.py {MODEL}": "--nproc-per-node gpu is not a number: set resources.gpus_per_node",
 }
 
 

@@ -35,7 +35,7 @@ def refused_cells() -> list[tuple[str, RunSpec]]:
     for path in sorted([*RECIPES.glob("*.yaml"), *RECIPES.glob("exhibits/*.yaml")]):
         for device in devices:
             for cell in expand(load(path), device):
-                # A recipe of a program has other sections than as_recipe writes.
+                # A recipe of a program has different sections than as_recipe writes.
                 if cell.spec.engine != "command" and refusals(cell.spec):
                     found.setdefault(cell.spec.cell_id, (path.name, cell.spec))
     return list(found.values())

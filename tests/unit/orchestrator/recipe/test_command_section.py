@@ -57,12 +57,12 @@ def test_flags_are_axes(tmp_path: Path) -> None:
         (HEAD + COMMAND.replace("t.py", "t.py --api-key abcdefgh"), "looks like a secret"),
         (
             HEAD + COMMAND.replace("python t.py", "'python t.py {sead}'"),
-            "command.run = \"python t.py {sead}\": {sead} is no placeholder\n    did you mean 'seed'?",
+            "command.run = \"python t.py {sead}\": {sead} is not a placeholder\n    did you mean 'seed'?",
         ),
-        (HEAD + COMMAND.replace("-g]", "'{step}']"), 'command.graphs.b = ["{step}"]: {step} is no placeholder'),
+        (HEAD + COMMAND.replace("-g]", "'{step}']"), 'command.graphs.b = ["{step}"]: {step} is not a placeholder'),
         (
             HEAD + COMMAND.replace("run:", "flags: {x: '{tpp}'}, run:"),
-            'command.flags.x = "{tpp}": {tpp} is no placeholder',
+            'command.flags.x = "{tpp}": {tpp} is not a placeholder',
         ),
         (HEAD + COMMAND.replace("t.py", '"t.py'), "not the words of a command: no closing quotation"),
         (HEAD + COMMAND.replace("python t.py", "''"), 'command.run = "": no command'),

@@ -98,7 +98,7 @@ STRICTER = {
     "megatron.dropout": f"{DOOMED}: recomputation draws other masks",
     "megatron.local_inputs": f"{DOOMED}: a gradient (0.16)",
     "megatron.moe_expert_capacity_factor": OURS,
-    "megatron.moe_router_normalize_topk": "another router than the recipe's, which Megatron-Core has no field for",
+    "megatron.moe_router_normalize_topk": "a different router than the recipe's, which Megatron-Core has no field for",
     "megatron.moe_shared_expert_ffn_hidden_size": f"{DOOMED}: asserted where the expert is built",
     "megatron.num_query_groups": OURS,
     "megatron.overlap_moe_expert_parallel_comm": f"{DOOMED}: the final norm, or tokens that were freed",
