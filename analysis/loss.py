@@ -75,7 +75,8 @@ def _parser() -> Parser:
     parser = Parser(
         prog="python -m analysis.loss",
         description="Compare graphed loss curves with eager ones. Files are CSV, JSON lines, logs, event files of TensorBoard,\n"
-        "*.wandb or trainer_state.json, with loss and optionally grad_norm. Several files given for one side count as repeats of one configuration. docs/verdicts.md has the rules.",
+        "*.wandb or trainer_state.json, with loss and optionally grad_norm. Several files given for one side count as repeats "
+        "of one configuration. docs/verdicts.md has the rules.",
         epilog=help_lines(LOSS),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -86,7 +87,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--perturbed", nargs=1, type=Path, default=(), metavar="FILE",
         help="an eager run whose first layer's output was moved by one unit in the last place after the capture; DIVERGED "
-        "needs a larger difference than that of this run",
+        "needs a larger difference than this run has",
     )  # fmt: skip
     parser.add_argument(
         "--capture-step",

@@ -1,4 +1,5 @@
-"""How far forecasts of GPU memory are off: every cell of the committed reports that ended well, against the forecast of its recipe.
+"""How far forecasts of GPU memory are off: every cell of the committed reports that ended well, against the forecast of its
+recipe.
 
     python -m benchmarks.memory            print the summary
     python -m benchmarks.memory --write    write it to docs/results/forecast/report.md, and its summary and an example to docs/memory.md

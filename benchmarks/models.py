@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="only rows whose name begins so: ours, transformers")
     parser.add_argument("--tiny", action="store_true", help="toy sizes on a CPU")
     parser.add_argument("--profile", action="store_true", help="also print the 25 longest kernels of our steps")
-    parser.add_argument("--json", type=Path, help="write every number there")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     options = parser.parse_args()
     if not options.tiny and not torch.cuda.is_available():
         parser.error("no CUDA device: --tiny runs toy sizes on a CPU")

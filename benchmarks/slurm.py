@@ -230,7 +230,7 @@ def attempts_of(sweep: SweepPaths, plan: Plan) -> dict[str, list[AttemptPaths]]:
 
 def flaws(plan: Plan, attempts: dict[str, list[AttemptPaths]], outcomes: dict[Path, Outcome | None]) -> Iterator[str]:
     """What is not as it has to be: the latest attempt of each run completed, and one more for each failure of a node,
-    with the eager twin of a graphed run."""
+    with the eager baseline of a graphed run."""
     for run_id, made in attempts.items():
         last = outcomes[made[-1].root] if made else None
         if last is None or last.outcome != "COMPLETED":

@@ -388,7 +388,7 @@ def _table(header: Sequence[str], rows: Iterable[str]) -> str:
 
 
 def digest() -> str:
-    """Of all that the tables depend on beside the rules themselves."""
+    """Return a digest of all that the tables depend on, apart from the rules themselves."""
     parameters = (
         CAPTURE,
         COMPARED,
@@ -636,7 +636,7 @@ def auto_tables() -> str:
 
 
 def auto_digest() -> str:
-    """Of all that these tables depend on beside the rules themselves."""
+    """Return a digest of all that these tables depend on, apart from the rules themselves."""
     parameters = (
         (SWEEPS, STEPS, RUN_SPREAD, LOOKS_OF, SPEED_KINDS, SPEED_TRUTHS, FAMILIES),
         (AUTO_DEFECTS, AUTO_NOISE, AUTO_TRIALS, SIZE, [*GROWING], NOISE_WITH_GROWTH, GROWN, CAPTURE, COMPARED),

@@ -80,7 +80,8 @@ def _powers(least: float, most: float) -> Iterator[float]:
 
 
 def _fitted(values: Floats, blur: float) -> Iterator[float]:
-    """Yield candidate units, from the smallest gaps between ``values``. Refine each with ever larger distances between values."""
+    """Yield candidate units, from the smallest gaps between ``values``. Refine each with ever larger distances between
+    values."""
     gaps = np.diff(values)
     lengths = np.concatenate((gaps, values - values[0], values))
     for gap in np.sort(gaps[gaps > 10 * blur])[:_GAPS]:

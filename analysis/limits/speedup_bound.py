@@ -2,9 +2,9 @@
 
 Graphs remove the host's cost and leave the device's work. With T the baseline's step and B the time its device is busy, the
 upper bound is T / B. Kernels that communicate are busy while they wait for other ranks, whose hosts may be late; graphs remove
-that wait, so B is not a bound then. C, the time without these kernels, is: a step is at least C, plus the time for passing data and
-waiting for other ranks' computation. With several ranks, B is that of the least busy one, whose device is idle while the others
-wait for it.
+that wait, so B is not a bound then. C, the time without these kernels, is: a step is at least C, plus the time for passing
+data and waiting for other ranks' computation. With several ranks, B is that of the least busy one, whose device is idle while
+the others wait for it.
 
 A graphed step's duration comes from its timed steps, since tracing disturbs replay. All other times are milliseconds per step of
 the slowest rank. Steps are timed on rank 0, as for the speed-up (analysis/speed/speedup.py). Over repeats, times are geometric
@@ -86,7 +86,8 @@ class EagerStep(ProbedStep):
 
 @dataclass(frozen=True)
 class GraphedStep(ProbedStep):
-    """A step of a graphed cell. Tracing may disturb its probe: ``busy_ms`` and ``computing_ms`` check the step and are not a bound."""
+    """A step of a graphed cell. Tracing may disturb its probe: ``busy_ms`` and ``computing_ms`` check the step and are not a
+    bound."""
 
     graph_launches: float
 
@@ -142,8 +143,8 @@ class SpeedupBound:
 def classify_bound(eager: EagerStep, graphed: GraphedStep) -> Bound:
     """Return what bounds a graphed step: the baseline's time that it equals.
 
-    If it runs different kernels than the baseline (Inductor's), those times do not apply. A host that waits for the device within a
-    step is not a bound of its own.
+    If it runs different kernels than the baseline (Inductor's), those times do not apply. A host that waits for the device
+    within a step is not a bound of its own.
     """
     if _other_kernels(graphed, eager):
         return "other kernels"

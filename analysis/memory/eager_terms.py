@@ -77,7 +77,7 @@ def _activations(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
 def _recomputation(rank: RankLoad) -> Term:
     """Return the (negative) term of full recomputation.
 
-    Only the inputs of layers stay, and everything of the one layer that is being recomputed.
+    Keep the inputs of all layers, and all tensors of the layer that is being recomputed.
     """
     one = max(sum(kept.values()) for kept in rank.cell.kept_by_layer.values())
     kept = rank.passes * sum(rank.kept.values()) + rank.expected_imbalance

@@ -363,7 +363,7 @@ def _memory(cells: Sequence[CellResult], colours: Colours) -> MemoryChart | None
         for result, heights in peaks
     ]
     return MemoryChart(
-        f"{KIND_WORDS[recorded[0][1].kind]}, peak of each phase, the largest of ranks and repeats", phases, tuple(bars)
+        f"{KIND_WORDS[recorded[0][1].kind]}, peak of each phase, maximum over ranks and repeats", phases, tuple(bars)
     )
 
 

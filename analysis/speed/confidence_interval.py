@@ -32,7 +32,7 @@ ALONE, TOGETHER = 0.01, 0.04
 """The shares of ALPHA of the two intervals."""
 MINIMUM_PAIRS = 2
 MOST_PAIRS = 50
-"""No more are advised: noise that needs them is better removed."""
+"""Never advise more: it is better to remove noise that needs them."""
 WIDEST = 35.0
 """The largest half width. No logarithm of a ratio of step times is as large (analysis/speed/steady_window.py)."""
 

@@ -242,7 +242,7 @@ def classify(pairs: Sequence[PairSpeed], family: Correction = ALONE_ONCE) -> tup
 
 
 def repeats_to_decide(ratios: Sequence[float], family: Correction) -> int | None:
-    """Return how many repeats decide on at least two ``ratios``, if more of them spread alike; None for too many."""
+    """Return how many repeats decide on at least two ``ratios``, if later ones vary as much; None if that is too many."""
     change = abs(math.log(geometric_mean(ratios)))
     # Either 1 leaves the interval, or the interval enters the band.
     return pairs_to_narrow(ratios, max(change, math.log1p(BAND) - change), family)
@@ -293,7 +293,8 @@ def _other_intervals(
         ),
         (
             (low * least, high * most),
-            "the speed-up changes within the window, and after allowing for its changes of level and its trend the interval is {}; "
+            "the speed-up changes within the window, and after allowing for its changes of level and its trend the interval is "
+            "{}; "
             "measure more steps",
         ),
     )
@@ -370,5 +371,5 @@ def speed_verdict(interval: Interval, steps: int) -> tuple[SpeedVerdict, str]:
         return "SLOWER", ""
     return (
         "INCONCLUSIVE",
-        f"the interval {low:.3f} to {high:.3f} includes 1 and extends beyond 1% around it",
+        f"the interval {low:.3f} to {high:.3f} includes 1 and reaches outside 0.99 to 1.01",
     )

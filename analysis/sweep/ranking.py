@@ -1,7 +1,7 @@
 """Rank the cells of a task, fastest first: layouts, dispatchers, engines and graph configurations.
 
 Cells of one task compute the same model. They need not share an allocation, so the order is by absolute step time. The order of
-two cells of different workloads is undecided unless they differ by more than two allocations may differ. The ranking has eager
+two cells of different workloads is undecided if a difference between allocations may explain it. The ranking has eager
 cells that ended well and graphed cells that pass, if they train the same model as the task's first cell
 (analysis/sweep/loss_trajectory.py). It lists the other cells with the reason.
 
@@ -262,7 +262,8 @@ def _compare_graphed(fast: CellResult, others: Sequence[CellResult]) -> dict[str
 def _order_by_pairs(
     pairs: Sequence[PairSpeed], family: Correction, fast: Throttling | None, slow: Throttling | None
 ) -> Order:
-    """Return the order by the ratios of ``pairs``. It must hold even if throttling explains as much of the difference as it can."""
+    """Return the order by the ratios of ``pairs``. It must hold even if throttling explains as much of the difference as it
+    can."""
     interval, least = interval_of(ratios_of(pairs), family), least_beside(fast, slow)
     order = _order_of(classify(pairs, family)[0], "FASTER")
     if order == "slower":

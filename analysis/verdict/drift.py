@@ -19,7 +19,8 @@ PEAK = 2.0
 """The largest size at the end is capped at this multiple of the fitted line. It is 1.6 times the line in a sine, far more in a
 burst."""
 PARTS, PEAK_ABOVE_NOISE = 4, 10.0
-"""Of a window, for peaks. The last peak must exceed all eager differences by this factor: chaos has peaks too."""
+"""The number of parts of a window in which peaks are sought. The last peak must exceed all eager differences by this factor:
+chaos has peaks too."""
 
 
 def rise_of_line(steps: int) -> Floats:

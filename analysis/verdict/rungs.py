@@ -236,7 +236,8 @@ def _describe_drift(window: ComparisonWindow, tested: MetricTests) -> str:
 
 
 def name_other_causes(window: ComparisonWindow, verdict: Verdict) -> Verdict:
-    """Return a ``noisy`` verdict unchanged. If it has a different cause than eager noise, name that cause and clear ``noisy``."""
+    """Return a ``noisy`` verdict unchanged. If it has a different cause than eager noise, name that cause and clear
+    ``noisy``."""
     cause = _other_cause(window)
     return replace(verdict, reason=f"{verdict.reason}; besides, {cause}", noisy=False) if cause else verdict
 

@@ -101,8 +101,8 @@ class Cell:
             return spec_from_json(self.spec)
         except (TypeError, ValueError, AttributeError) as error:
             raise RecordError(
-                f"plan.json: the spec of cell {self.cell_id} is not a spec of this version ({error}); run the sweep again to write a "
-                "new plan"
+                f"plan.json: the spec of cell {self.cell_id} is not a spec of this version ({error}); run the sweep again to "
+                "write a new plan"
             ) from error
 
     @property

@@ -243,7 +243,7 @@ class Observer:
         self._optimizers.write_digest(recorder)
         recorder.write("proof", graphs=self._graphs.stats(self._phases))
         cost = median(self._spent) * 1e6 if self._spent else 0.0
-        recorder.note(f"the observer took {cost:.0f} us of a step (median)")
+        recorder.note(f"the observer took {cost:.0f} us per step (median)")
         if self._cuda:
             self._trace = StepsTrace()
 

@@ -40,7 +40,7 @@ class Rule:
     fields: tuple[str, ...]
     """The names that a message lists with their values: fields and properties of RunSpec, and ``environment.NAME``."""
     statement: str
-    """The condition that must hold. A message states it after the values and a "but"."""
+    """The condition that must hold. A message has the values, then "but", then this text."""
     violated: Callable[[RunSpec], bool | Sequence[str]]
     """Returns whether a spec violates the rule, or the violating fields, which a message then names. It never raises an error,
     and accepts values that another rule rejects."""

@@ -132,13 +132,15 @@ RULES: tuple[Rule, ...] = (
         fix="Set training.recompute_modules=[], or cuda_graph.scope=[].",
     ),
     NativeRule(
-        "torch_native.dropout", (), "only SDPA implements attention dropout, and it supports no windows, sinks or packed documents",
+        "torch_native.dropout", (), "only SDPA implements attention dropout, and it supports no windows, sinks or packed "
+        "documents",
         _drops_without_sdpa,
         fix="Set model.attention_dropout=0, or training.attention_backend=auto in a model without these.",
     ),
     NativeRule(
         "torch_native.dropout", (*DROPOUT, "parallelism.tp", "parallelism.sequence_parallel"),
-        "a rank has one generator, but with tp above 1 hidden dropout needs equal random numbers on all ranks, and attention needs different ones",
+        "a rank has one generator, but with tp above 1 hidden dropout needs equal random numbers on all ranks, and attention "
+        "needs different ones",
         _mixes_draws,
         fix="Set model.attention_dropout=0, or model.hidden_dropout=0, or parallelism.sequence_parallel=true, or parallelism.tp=1, "
         "or engine=megatron.",

@@ -70,7 +70,8 @@ def print_calibration(result: CalibrationResult, file: Path) -> None:
     print("", *align(rows), sep="\n")
     if result.is_better:
         print(
-            f"\nThe error after calibration is measured on the same cells; other cells may be off by more. plan reads the constants in {file}"
+            "\nThe error after calibration is measured on the same cells; other cells may be off by more. plan reads the "
+            f"constants in {file}"
         )
     else:
         print("\nNo file is written: the built-in constants are as accurate")

@@ -78,7 +78,8 @@ def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[
         _print_commands({cells[run_id].cell_id: cells[run_id] for run_id in bundle.run_ids}.values())
     if plan.bundles_if_needed:
         print(
-            "\nperturbed runs, started only if a verdict needs them (eager repeats are bitwise equal, but graphed runs are not):"
+            "\nperturbed runs, started only if a verdict needs them (eager repeats are bitwise equal, but graphed runs are "
+            "not):"
         )
     for bundle in plan.bundles_if_needed:
         _print_runs(bundle, cells)

@@ -63,8 +63,8 @@ def warn_shared_store(folder: Path) -> None:
     writers = other_writers(folder)
     if writers:
         sys.stderr.write(
-            f"{folder}: {' and '.join(writers)} can write here, and can therefore choose what runs as you. chmod go-w removes this "
-            "right; --store names another folder (docs/security.md)\n"
+            f"{folder}: {' and '.join(writers)} can write here, and can therefore choose what runs as you. chmod go-w removes "
+            "this right; --store names another folder (docs/security.md)\n"
         )
 
 

@@ -42,6 +42,6 @@ RULES: tuple[Rule, ...] = (
         "a hook injects this fault, but a compiled model calls hooks only once, during tracing",
         lambda spec: spec.fault.kind in IN_FORWARD_PASSES and spec.compiles_whole,
         fix="Set cuda_graph.impl to full_iteration, torch or transformer_engine, and training.compile to none or elementwise.",
-        source="launch/train/fault_injection.py; Dynamo guards the numbers that a hook reads",
+        source="launch/train/fault_injection.py; Dynamo adds guards on the numbers that a hook reads",
     ),
 )  # fmt: skip

@@ -52,8 +52,8 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "overlap.expert_exchange", (),
-        "the overlap needs ep above 1, dispatcher alltoall and bf16, no full recomputation and none of moe, and interleaved "
-        "stages if pp is above 1",
+        "the overlap needs ep above 1, dispatcher alltoall and bf16, excludes recomputation of all or of moe, and needs "
+        "interleaved stages if pp is above 1",
         _unmet_needs,
         fix="Change the named fields: ep to 2 or more, dispatcher to alltoall, vpp to 2 or more with schedule interleaved, "
         f"precision to bf16, recompute to none or selective, recompute_modules without moe. Or set {EXPERT_OVERLAP} to false.",

@@ -19,8 +19,8 @@ HEADER = (
     "replay check",
 )
 SPEED = (
-    "Speed-up: eager's step time over the graphed one, with its interval over the pairs; the section Speed has the checks that also decide its verdict. Step times are means over the "
-    "steady steps."
+    "Speed-up: the eager step time divided by the graphed one, with its interval over the pairs. Its verdict also depends on "
+    "the checks in section Speed. Step times are means over the steady steps."
 )
 
 
@@ -52,7 +52,7 @@ def _rules(margins: Margins) -> tuple[str, ...]:
         "agree between replay and uncaptured code.",
         "A cell with missing, non-finite or unproven data does not pass. Logs of runs made elsewhere may pass. Their replay "
         "then stays unproven.",
-        "For an eager cell, the loss difference is that between its own repeats.",
+        "For an eager cell, the loss difference is the difference between its own repeats.",
     )
 
 

@@ -23,7 +23,7 @@ def render(report: ReportData) -> list[str]:
     return [
         "## What this cost",
         f"{total:.3g} {unit} in the attempts that count: {eager} eager, {graphed} graphed.{_lost(report.ran, unit)}",
-        "The table has the seconds of rank 0. Start and end are the time of attempts outside its phases. "
+        "The table has the seconds of rank 0. Start and end are the time of an attempt before and after its phases. "
         f"Another {_between_attempts(report.ran):.1f} s passed between the attempts of bundles.",
         table(("phase", "eager runs", "graphed runs"), rows),
     ]

@@ -21,8 +21,8 @@ LADDER_NOTES = (
     "Gradient norms: all differences are relative to eager's norm.",
     "Noise floor: the largest distance of an eager run from the mean of the other eager runs.",
     "Largest difference: the largest distance of a graphed run from the mean of the eager runs.",
-    "Mean difference: with its interval and p. If the true mean were at the margin, p is the chance of so small a mean.",
-    "Drift: the rise over the window of a line fitted to the differences.",
+    "Mean difference: shown with its interval and p, the chance of so small a mean if the true mean were at the margin.",
+    "Drift: how far a line fitted to the differences rises over the window.",
     "Growth: whether differences that grow at the end of the window will leave the margin (docs/verdicts.md).",
     "Only runs of the same code, libraries and data are judged together.",
 )

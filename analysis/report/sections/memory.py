@@ -18,9 +18,9 @@ MOST_NAMES = 20
 """The most cells in a field of the first table."""
 PHASES: tuple[Phase, ...] = ("build", "warmup", "capture", "settle", "measure")
 NOTES = (
-    "Peak of a phase: the largest of ranks and repeats, in {kind}.",
-    "Held above eager: memory that the graphed run holds at the end of phase measure, minus that of the eager run. It is the "
-    "largest of ranks and repeats. Unlike a peak, it excludes memory that was freed before.",
+    "Peak of a phase: the maximum over ranks and repeats, in {kind}.",
+    "Held above eager: memory that the graphed run holds at the end of phase measure, minus that of the eager run. The "
+    "table has the maximum over ranks and repeats. Unlike a peak, it excludes memory that was freed before.",
 )
 NOTES_GPU = (
     "Headroom: the memory of the smallest GPU minus the peak of training.",

@@ -19,13 +19,14 @@ ORDERS: Mapping[Order, str] = {
     "undecided": " (not decided against {})",
 }
 NOTES = (
-    "The table has eager cells that ended well and graphed cells that pass. All compute the same task. The fastest is first.",
-    "Step time: the geometric mean over runs of the mean of their steady window, with the smallest and the largest in brackets. "
-    "It differs from the time of a speed-up only if a run has no pair, or if one run of a pair has outliers that the other lacks.",
+    "The table ranks completed eager cells and passing graphed cells of one task, fastest first.",
+    "Step time: a run has the mean of its steady window, and a cell the geometric mean of its runs. Brackets show the fastest "
+    "and the slowest run. Section Speed has another time only if a run has no pair, or if one run of a pair has outliers that "
+    "the other lacks.",
     "The ratio of two rows is not a speed-up. Only eager and graphed runs of one workload share an allocation.",
     f"Within {BAND:.0%}: the cell is as fast as the first. Not decided: it may be as fast, or it may need more runs. Cells of one "
-    "workload are compared by their pairs. Between other cells nothing is decided unless both have two runs and all runs of one "
-    f"are faster than all runs of the other by more than {ALLOCATION_ALLOWANCE:.0%}. Allocations may differ by that much.",
+    "workload are compared by their pairs. Other cells are ordered only if both have two runs, and all runs of one are faster "
+    f"than all runs of the other by more than {ALLOCATION_ALLOWANCE:.0%}. Allocations may differ by that much.",
     "Pareto front: no other cell beats this cell in step time, memory per rank and number of ranks together.",
 )
 

@@ -16,8 +16,9 @@ HEADER = (
     "largest gradient norm difference, relative",
 )
 NOTE = (
-    "Cells of one task compute the same with another layout, engine or implementation. Differences are from the first cell of "
-    "each table, over all steps that both have. They give no verdict, because sums in another order round differently."
+    "Cells of one task compute the same model with different layouts, engines or implementations. Differences are from the "
+    "first cell of each table, over all steps that both have. They give no verdict, because sums in a different order round "
+    "differently."
 )
 
 

@@ -19,33 +19,34 @@ HEADER = ("cell", "speed-up", "verdict", "steady steps", "captured", "break-even
 GPU_HEADER = ("step time, eager / graphed", "throttled, eager / graphed", "tokens/s/GPU", "model TFLOP/s/GPU")
 NOTES = (
     "Speed-up: eager step time over graphed step time. A pair's times are the means of its steady window. The cell has the "
-    "geometric mean of its pairs, and in brackets the interval by Student's t on logarithms (docs/speed.md).",
-    f"NEUTRAL: the interval lies within {BAND:.0%} of 1. FASTER, SLOWER: otherwise, the interval excludes 1. INCONCLUSIVE: all "
-    f"else. A cell with fewer than two pairs or {MINIMUM_STEPS} steady steps is INCONCLUSIVE too.",
-    "All cells with a verdict form one family. The intervals are so wide that the chance of any wrong FASTER or SLOWER in the "
-    f"family is {ALPHA:.0%}.",
+    "geometric mean of its pairs. Brackets show its interval, by Student's t on logarithms (docs/speed.md).",
+    f"NEUTRAL: the interval lies within {BAND:.0%} of 1. FASTER or SLOWER: it does not, and it excludes 1. INCONCLUSIVE: all "
+    f"other cases. A cell with fewer than two pairs or {MINIMUM_STEPS} steady steps is INCONCLUSIVE too.",
+    "All cells with a verdict are judged together, as one family of tests. The intervals are so wide that the chance of any "
+    f"wrong FASTER or SLOWER among them is {ALPHA:.0%}.",
     "A verdict must also survive four checks: outliers, drift between repeats, the order of runs, and changes within the window.",
-    "Steady steps: the length of the window, which has the steps that both runs measured, without settling ones. What lasts "
-    "longer than the window counts as steady. Longer runs show whether a speed-up lasts.",
+    "Steady steps: the number of steps in the window. It has the steps that both runs measured, without settling steps. A "
+    "speed that lasts for the whole window counts as steady. Longer runs show whether it lasts.",
     f"Outliers: steps further from their run's median than {FENCE:g} robust standard deviations and {NOTICEABLE:.0%}. Both "
-    f"sides leave them out. But all steps count if outliers are more than {RARE:.0%} of a run, or if one side has significantly "
-    "more of them.",
+    f"sides leave them out, unless outliers are more than {RARE:.0%} of a run, or one side has significantly more of them. "
+    "Then all steps count.",
     "Captured: the largest number of graphs and the longest capture of all ranks and repeats. With torch_compile the time "
     "includes the compilation.",
 )
 NOTE_AUTO = (
-    "Repeats: with `repeats: auto`, verdicts are judged after several numbers of repeats. These looks share the 5%, so the "
-    "intervals hold whenever a bundle ended."
+    "Repeats: with `repeats: auto`, a bundle is judged several times as its repeats end. These looks share the 5%, so the "
+    "intervals hold no matter when the bundle stops."
 )
 NOTES_GPU = (
     "Model TFLOP/s: operations of the forward and backward pass, counted as Megatron does. Each weight that a token uses counts "
     "6 (of the experts: the top-k and the shared one), and attention counts under a causal mask.",
-    "Break-even step: the cost of the capture, settling included, over the gain per step.",
+    "Break-even step: the cost of the capture and of settling, divided by the gain per step.",
     "Throttled: the share of the measured time in which the driver lowered a GPU's clocks. The table shows the rank and the run "
     "with the largest share. Hardware slowdowns are seen only at the start and the end of the window.",
-    f"Throttling widens an interval in two cases. Something other than a power cap slowed GPUs for more than {SLOWED:.0%} of "
-    f"that time. Or a power cap held one side longer than the other, by more than {CAPPED_APART:.0%}. Steps could have been "
-    "shorter by that share, so the interval is wider by it. A verdict that does not hold for all of it becomes INCONCLUSIVE.",
+    f"Throttling widens an interval in two cases: something other than a power cap slowed GPUs for more than {SLOWED:.0%} of "
+    f"that time, or a power cap held one side longer than the other, by more than {CAPPED_APART:.0%}. Steps could have been "
+    "shorter by that share, so the interval is wider by it. A verdict that does not hold for the wider interval becomes "
+    "INCONCLUSIVE.",
 )
 
 

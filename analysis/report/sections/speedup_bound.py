@@ -14,16 +14,16 @@ HEADER = (
     "times busy (computing)", "attained (computing)", "bottleneck",
 )  # fmt: skip
 NOTES = (
-    "Upper bound: the eager step over the time in which the GPU is busy in it. Graphs save host time and no GPU time, so a "
-    "step with the same kernels cannot be shorter than that time.",
+    "Upper bound: the eager step time divided by the time for which the GPU is busy in that step. Graphs save host time and no "
+    "GPU time, so a step with the same kernels cannot be shorter than that time.",
     "GPU busy, computing and host: measured on the eager baseline over a few steps after the timed ones. With several ranks, "
-    "busy is that of the least busy rank. Computing and host are those of the slowest rank.",
+    "busy is the figure of the least busy rank. Computing and host are the figures of the slowest rank.",
     "Host: the time in which the host enqueues a step. It has no figure if the host waits for the GPU within a step.",
     "Brackets: the figure without kernels that communicate. Such kernels also wait for other ranks, whose hosts become faster "
     "by graphs. If they take much of a rank's busy time, only the figure in brackets is a bound. A real step also takes time "
     "to transfer data and to wait for other ranks.",
-    "Launch-bound: the share of the eager step in which a GPU is idle. It is none if kernels waited longer in the trace than "
-    "in the timed steps.",
+    "Launch-bound: the share of the eager step in which a GPU is idle. It has no figure if kernels waited longer in the trace "
+    "than in the timed steps.",
     "Attained: the share of that idle time that graphs saved. It has a figure if the idle time was more than "
     f"{BAND:.0%} of the step. It exceeds 100% if kernels run faster in a graph than in the trace.",
     f"Bottleneck: a step within {NEAR:.0%} of the time that the GPU needs is GPU-bound. If ranks communicate, the bottleneck "

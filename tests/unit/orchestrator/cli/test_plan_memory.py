@@ -298,7 +298,7 @@ def test_what_a_sweep_cannot_improve_is_not_written(tmp_path: Path, capsys: pyte
     write_sweep(tmp_path / "same", device="cuda", impls=("torch",), edit=held_by(MEASURED))
     write_sweep(tmp_path / "cpu", device="cpu")
     assert main(["plan", "--calibrate", "same", "--store", str(tmp_path)]) == 0
-    assert "Nothing is written" in capsys.readouterr().out and not list(tmp_path.glob("*.json"))
+    assert "No file is written" in capsys.readouterr().out and not list(tmp_path.glob("*.json"))
     assert main(["plan", "--calibrate", "cpu", "--store", str(tmp_path)]) == 1
     assert "no complete run on GPUs" in capsys.readouterr().err
 
