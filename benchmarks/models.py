@@ -48,10 +48,10 @@ class Contestant:
     build: Callable[[], Step]
     step_ms: list[float] = field(default_factory=list)
     host_ms: list[float] = field(default_factory=list)
-    """Of steps begun on an idle device: until Python has launched the last kernel."""
+    """The time until Python has launched the last kernel, for steps that begin on an idle device."""
     peak_bytes: int = 0
     losses: tuple[float, float] = (math.nan, math.nan)
-    """Of the first step and of the last measured one."""
+    """The loss of the first step and of the last measured one."""
     error: str = ""
 
     @property
@@ -113,7 +113,7 @@ def host_ms(call: Callable[[], object]) -> float:
 
 
 def measure(entry: Contestant, step: Step, batches: torch.Tensor, device: torch.device) -> None:
-    """Warm ``step`` up, then add the times of one step a batch to ``entry``."""
+    """Warm up ``step``, run it once per batch, and add the times to ``entry``."""
     losses = [step(batch) for batch in batches[:WARMUP_STEPS]]
     losses[-1].item()  # waits, and compilation is over
     entry.step_ms += time_calls([partial(lambda b: losses.append(step(b)), b) for b in batches[WARMUP_STEPS:]], device)

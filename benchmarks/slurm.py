@@ -54,7 +54,7 @@ exit $code
 
 @dataclass(frozen=True)
 class Call:
-    """Of one of Slurm's programs, in seconds since the epoch."""
+    """A call of one of Slurm's programs, with times in seconds since the epoch."""
 
     program: str
     begun: float

@@ -98,7 +98,7 @@ Shape = tuple[int, int, int]
 
 
 def _correlated(random: np.random.Generator, shape: Shape, correlation: float) -> Floats:
-    """Of variance 1; stationary from the first step on."""
+    """Return noise of variance 1, stationary from the first step on."""
     values = random.normal(size=shape)
     values[..., 1:] *= math.sqrt(1 - correlation**2)
     rows = values.reshape(-1, shape[-1]).tolist()  # a loop over NumPy's columns takes eight times as long
@@ -199,12 +199,12 @@ def _exploding(random: np.random.Generator) -> Floats:
 
 
 def _growing_at_the_end(random: np.random.Generator) -> Floats:
-    """In each step so many times the size of the step before."""
+    """Return a defect that grows by a constant factor in each step."""
     return np.asarray(random.uniform(1.9, 10) ** -np.arange(COMPARED - 1.0, -1, -1))
 
 
 def _growing_oscillation(random: np.random.Generator) -> Floats:
-    """With an amplitude that grows linearly from 0, and a period of 2 to 50 steps."""
+    """Return an oscillation of 2 to 50 steps, whose amplitude grows linearly from 0."""
     wave = np.sin(2 * np.pi * (np.arange(COMPARED) / random.integers(2, 50) + random.random()))
     return wave / np.abs(wave).max() * np.linspace(0, 1, COMPARED)
 
@@ -651,7 +651,7 @@ def write(document: Path, text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How often verdicts err, by simulation.")
+    parser = argparse.ArgumentParser(description="Simulate how often verdicts err.")
     parser.add_argument(
         "--write", action="store_true", help=f"put the tables into {DOCUMENT.name} and {SPEED_DOCUMENT.name}"
     )

@@ -239,7 +239,7 @@ WITHOUT_RULE = (
     ("the copies of a whole step wait for nothing", "present", "absent (read)", "-"),
     ("weight decay without its scheduler decays norms and biases", "present", "not looked at", "-"),
     ("token dispatchers keep the last micro-batch's graph", "present", "not looked at", "-"),
-    ("`get_batch_on_this_cp_rank` without a group cuts by the rank in the world", "absent", "present", "CPU"),
+    ("`get_batch_on_this_cp_rank` without a group splits by the global rank", "absent", "present", "CPU"),
     ("HybridEP with a rank capacity and no paged stash drops tokens", "not looked at", "present (read)", "-"),
 )
 """Faults of Megatron-Core that no rule refuses, as the page describes them."""

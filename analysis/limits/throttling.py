@@ -12,8 +12,8 @@ are two kinds of reasons:
 
 Where clocks differ and no counter says why, somebody set them. The side with lower clocks could be faster by their ratio at most.
 
-A verdict that does not hold for the whole wider interval becomes INCONCLUSIVE. So does one with a changed power limit, or with a
-slowdown that was seen but not counted. Unknown values change nothing.
+A verdict that does not hold for the whole wider interval becomes INCONCLUSIVE. A verdict also becomes
+INCONCLUSIVE if a power limit changed, or if a slowdown was seen but not counted. Unknown values change nothing.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Verdict:
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the worst of several verdicts: of several EQUIVALENT ones the least certain, of other equal ones the first.
+    """Return the worst verdict. Among EQUIVALENT ones it is the least certain, among other equal ones the first.
 
     An INCONCLUSIVE that only noise causes is better than another INCONCLUSIVE.
     """

@@ -135,7 +135,7 @@ def _attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
 
 
 def _feed_forward(model: Model, number: int, ours: str, theirs: str, packed: bool) -> Iterator[Entry]:
-    # As in Megatron-Core, with a frequency of n every n-th layer from the first one on has experts.
+    # As in Megatron-Core, a frequency of n gives experts to layers 0, n, 2n and so on.
     if not model.has_experts(number):
         return _dense(model, ours, theirs)
     if architecture_of(model) is GPT_OSS:

@@ -1,4 +1,4 @@
-"""In which flags two command lines differ. Pure."""
+"""Find the flags in which two command lines differ. Pure."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class Plan:
     """With ``repeats: auto``, the numbers of repeats after which verdicts are judged, the last one being all. Empty if
     fixed."""
     published: Mapping[str, str] = field(default_factory=dict)
-    """The recipe's figures that others published, by what they are and where they stand. The report shows them."""
+    """Figures that others published, as the recipe quotes them, by their names. The report shows them."""
 
     def cell_of_run(self) -> Mapping[str, Cell]:
         return self._cell_of_run

@@ -63,7 +63,7 @@ def run_attempt(
     """
     started = time.time()
     ended_by = _watch(attempt, ranks, limits, end_request)
-    # Collect evidence now. The end of ranks that are ended below is not the cause of the failure.
+    # Collect evidence before ranks are ended below, because that is not the cause of the failure.
     evidence = ranks.ask_scheduler(
         replace(
             read_evidence(attempt, ended_by),

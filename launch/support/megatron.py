@@ -176,7 +176,7 @@ RULES: tuple[Rule, ...] = (
     fixed("megatron", "model.weights", "random", "Set model.weights=random, or engine=torch_native."),
     MegatronRule(
         "megatron.optimizer_precision", ("training.optimizer_precision", "parallelism.distributed_optimizer"),
-        "Megatron-Core's precision-aware optimizer must be distributed",
+        "Megatron-Core's precision-aware optimizer needs distributed_optimizer",
         lambda spec: spec.training.optimizer_precision == "lean" and not spec.parallelism.distributed_optimizer,
         fix="Set parallelism.distributed_optimizer=true, or training.optimizer_precision=fp32, or engine=torch_native.",
         source=f"{MCORE}optimizer/optimizer_config.py:379",
@@ -315,8 +315,8 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "megatron.precision", ("training.precision", *GRAPH),
-        "TECudaGraphHelper captures layers with bfloat16 inputs, so an fp32 capture of attention fails, and one of later parts "
-        "silently rounds their inputs (observed; with 0.19.2 it fails too)",
+        "TECudaGraphHelper captures with bfloat16 inputs: an fp32 capture of attention fails, and an fp32 capture of later "
+        "parts silently rounds their inputs (observed; with 0.19.2 it fails too)",
         lambda spec: spec.training.precision == "fp32" and spec.cuda_graph.impl == "transformer_engine",
         fix="Set training.precision=bf16, or cuda_graph.impl=full_iteration.",
         source=f"{MCORE}transformer/module.py:247",

@@ -154,8 +154,7 @@ RULES: tuple[Rule, ...] = (
     ),
     NativeRule(
         "torch_native.dropout", (*DROPOUT, *RECOMPUTED),
-        "recomputation sets the generator back: older releases of PyTorch forbid that in a capture, and no test shows it right in "
-        "newer ones",
+        "recomputation resets the generator: older releases of PyTorch forbid that in a capture, and newer ones are untested",
         lambda spec: spec.training.draws_again(spec.model) and "attention" in spec.captured_parts,
         fix=f"Set {NO_DROPOUT}, or training.recompute=none and training.recompute_modules=[].",
         source="pytorch/pytorch issues 83148 and 162504: Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture",

@@ -58,7 +58,11 @@ def _best_cells(arguments: argparse.Namespace) -> list[tuple[str, RunSpec]]:
         InputError: an option is for recipes only, the sweep has no report, or none of its cells is ranked.
     """
     if arguments.overrides or arguments.only:
-        raise input_error("--best", "takes the cells of a sweep as they ran", "leave out --only and key=value")
+        raise input_error(
+            "--best",
+            "reads a sweep whose cells have run, so it cannot select or change them",
+            "leave out --only and key=value",
+        )
     paths = Store(arguments.store).find(str(arguments.recipe))
     plan, file = read_plan(paths), paths.report / "report.json"
     again = f"write it: {PROGRAM} report {plan.name}"
