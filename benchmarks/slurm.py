@@ -311,7 +311,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run a large sweep through Slurm and print what it cost.")
     modes = parser.add_subparsers(dest="mode", required=True)
     on_cluster = modes.add_parser("real", help="real runs on the test cluster")
-    submitted = modes.add_parser("submission", help="submissions to the test cluster, then cancelled")
+    submitted = modes.add_parser("submission", help="submit the same jobs to the test cluster, then cancel them")
     submitted.add_argument("--times", type=int, default=3)
     for mode in (on_cluster, submitted):
         mode.add_argument("--bundles", type=int, default=500)

@@ -135,7 +135,7 @@ def demo(folder: Path) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure run times and compare them with the promised ones.")
     parser.add_argument("--demo", action="store_true", help="measure the demo as well")
-    parser.add_argument("--repeats", type=int, default=5, help="number of number of counted runs of each command")
+    parser.add_argument("--repeats", type=int, default=5, help="number of counted runs of each command")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         measured = rows(Path(name), options.repeats) + ([demo(Path(name))] if options.demo else [])

@@ -21,7 +21,7 @@ AGREEMENT: Mapping[VerdictName, str] = {
 }
 ORDERS: Mapping[Order, str] = {
     "equal": f"it is within {BAND:.0%} of {{}}",
-    "undecided": "its rank against {} is not decided",
+    "undecided": "{} may be as fast",
 }
 """What the headline says of cells that are not certainly slower than the fastest."""
 DECIDED = ("DIVERGED", "out of memory", "ended CAPTURE_FAILED", "failed as expected")

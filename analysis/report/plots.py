@@ -154,7 +154,7 @@ def _draw_margin_and_floor(axes: Axes, chart: CurveChart) -> None:
     axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
     axes.set_ylim(-0.2 * threshold, 10.0 ** np.ceil(np.log10(largest * 2)))
     axes.set_yticks(_decades(threshold, largest))
-    # To typeset powers of ten would take a tenth of the drawing time.
+    # Do not typeset powers of ten: it would take a tenth of the drawing time.
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     _legend(axes, "Difference, pair by pair")

@@ -94,9 +94,7 @@ class Ranking:
         """Describe in words the cells that are not certainly slower than the first; "" if there are none."""
         equal, undecided = len(self.against_best("equal")), len(self.against_best("undecided"))
         as_fast = f"within {BAND:.0%} of {count('other', equal)}" if equal else ""
-        return ", ".join(
-            filter(None, (as_fast, f"not decided against {count('other', undecided)}" if undecided else ""))
-        )
+        return ", ".join(filter(None, (as_fast, f"{count('other', undecided)} may be as fast" if undecided else "")))
 
     @property
     def most_of_a_rank(self) -> Ranked:

@@ -96,7 +96,7 @@ def checkpoint_error(path: str, problems: Sequence[Reason]) -> CheckpointError:
 
 def _tensor_problems(model: Model, entries: tuple[Entry, ...], files: Files, packed: bool) -> Iterator[Reason]:
     if files.problems and not files.tensors:
-        # Nothing could be read. To report all tensors as missing would hide the cause.
+        # Nothing could be read. Do not report all tensors as missing, because that would hide the cause.
         return
     expected = {tensor.name: tensor for entry in entries for tensor in entry.tensors}
     missing = [name for name in expected if name not in files.tensors and name not in files.unread]

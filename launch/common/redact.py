@@ -122,7 +122,7 @@ class Secrets:
 def _literals(text: str) -> Iterator[tuple[str, slice]]:
     """Yield the name and the place of each value that ``text`` assigns to the name of a secret."""
     lowered, end = text.lower(), 0
-    # `status` may print a megabyte. To check each of its words would take longer than to read the plan.
+    # `status` may print a megabyte. Checking each of its words would take longer than reading the plan.
     for named in _NAMED.finditer(text) if any(part in lowered for part in _IN_SECRET_NAMES) else ():
         name = named["option"] or named["name"]
         if named.end() >= end and is_secret_name(name) and (found := _VALUE.match(text, named.end())):

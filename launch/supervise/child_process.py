@@ -15,7 +15,7 @@ from launch.common.parent_death import PARENT
 from launch.contract.paths import AttemptPaths, BundlePaths
 
 JUDGE_SECONDS = 300.0
-"""How long the verdicts so far may take to judge. Then the bundle goes on."""
+"""The most seconds that judging the verdicts so far may take. Then the bundle goes on."""
 POLL_SECONDS = 0.1
 
 

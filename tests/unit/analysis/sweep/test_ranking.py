@@ -1,4 +1,4 @@
-"""Which cell of a task comes first, what may not be ranked, and against which cells the first is not decided."""
+"""Which cell of a task comes first, what may not be ranked, and which cells may be as fast as the first."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_cells_of_other_allocations_are_level_within_the_allowance(tmp_path: Pat
     [
         ((1.02, 1.02), "slower", ""),
         ((1.005, 1.005), "equal", "it is within 1% of 1 other cell"),
-        ((1.0, 1.05), "undecided", "its rank against 1 other cell is not decided"),
+        ((1.0, 1.05), "undecided", "1 other cell may be as fast"),
     ],
 )
 def test_graphed_cells_of_a_workload_are_told_apart_by_their_repeats(
@@ -175,7 +175,7 @@ def test_paragraph_one_says_what_trains_something_else_and_does_not_name_it_fast
 
 def test_a_single_run_tells_nothing_apart(tmp_path: Path) -> None:
     ranking = ranked(tmp_path / "two", impls=("torch",), repeats=1)
-    assert ranking.not_slower == "not decided against 3 others"
+    assert ranking.not_slower == "3 others may be as fast"
     sweep = write_sweep(tmp_path / "one", impls=("torch", "full_iteration"), repeats=1, device="cuda", edit=timed)
     report = write_report(sweep)
     assert (
@@ -183,7 +183,7 @@ def test_a_single_run_tells_nothing_apart(tmp_path: Path) -> None:
         and "; one pair cannot separate a speed-up from drift over time. 2 of 2" in report.summary
     )
     markdown = report.markdown.read_text()
-    assert "| place | cell |" in markdown and "| 3 (not decided against A" in markdown
+    assert "| place | cell |" in markdown and "| 3 (may be as fast as A" in markdown
 
 
 def spoilt(run: AttemptRecord) -> None:
