@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import hashlib
 import io
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,12 +82,16 @@ def compare_all() -> tuple[list[Compared], int]:
         cells = [cell for cell in report["cells"] if cell["memory"] and cell["memory"]["kind"] == "device"]
         specs = _specs(report) if cells else {}
         # A user's program has no forecast, since its model is unknown.
-        cells = [cell for cell in cells if specs[cell["label"]].engine != "command"]
+        cells = [cell for cell in cells if specs[_label_now(cell)].engine != "command"]
         whole = [cell for cell in cells if cell["outcome"] in RESULTS_INTACT]
         others += len(cells) - len(whole)
-        known = [cell for cell in whole if specs[cell["label"]].engine != "command"]
-        found += [_compare(file.parent.name, cell, specs[cell["label"]]) for cell in known]
+        found += [_compare(file.parent.name, cell, specs[_label_now(cell)]) for cell in whole]
     return found, others
+
+
+def _label_now(cell: Mapping[str, Any]) -> str:
+    """Return the label of a reported cell as a plan spells it now. Earlier reports have ``=True`` for ``=true``."""
+    return re.sub(r"=(True|False)\b", lambda found: found[0].lower(), cell["label"])
 
 
 def _specs(report: Mapping[str, Any]) -> dict[str, RunSpec]:
