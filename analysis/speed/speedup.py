@@ -250,8 +250,9 @@ def repeats_to_decide(ratios: Sequence[float], family: Correction) -> int | None
 
 def _advise_repeats(repeats: int | None) -> str:
     if repeats is None:
-        return f"even {MOST_PAIRS} repeats do not decide if later pairs vary as much; measure more steps, or use quieter machines"
-    return f"about {repeats} repeats decide if later pairs vary as much (repeats={repeats})"
+        even = f"even {MOST_PAIRS} repeats would not decide, if later pairs vary as much"
+        return f"{even}; measure more steps, or use quieter machines"
+    return f"about {repeats} repeats should decide, if later pairs vary as much (repeats={repeats})"
 
 
 def _classify(pairs: Sequence[PairSpeed], family: Correction) -> tuple[SpeedVerdict, str]:

@@ -62,7 +62,10 @@ def add_recipe(parser: Parser) -> None:
 
 def add_budget(parser: Parser) -> None:
     parser.add_argument(
-        "--max-gpu-hours", type=non_negative("number of hours"), metavar="H", help="reject a plan that may need more"
+        "--max-gpu-hours",
+        type=non_negative("number of hours"),
+        metavar="H",
+        help="reject a plan that may need more than H GPU hours",
     )
 
 

@@ -27,7 +27,7 @@ def _captures_whole_layers(spec: RunSpec) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "scope.impl_unknown", ("cuda_graph.impl",), "the implementation must be a known one",
+        "scope.impl_unknown", ("cuda_graph.impl",), "cuda_graph.impl must name a known implementation",
         lambda spec: spec.cuda_graph.impl not in GRAPH_IMPLS,
         fix=f"Use one of {', '.join(GRAPH_IMPLS)}.",
         source=f"{CONFIG}:1717; launch/contract/graph_impls.py",

@@ -93,7 +93,7 @@ class Layer(nn.Module):
         return x + drop(change, self.dropout)
 
     def _without(self, normed: torch.Tensor, x: torch.Tensor, norm: Norm) -> AbstractContextManager[None]:
-        """Return the context whose backward pass computes ``normed``, the norm of ``x``, again if layernorm is recomputed."""
+        """Return a context. If layernorm is recomputed, its backward pass computes ``normed``, the norm of ``x``, again."""
         if "layernorm" not in self.recomputed:
             return nullcontext()
         return dropping(normed, lambda x, weight: self.elementwise.rms_norm(x, weight, self.epsilon), x, norm.weight)

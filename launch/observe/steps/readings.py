@@ -71,7 +71,8 @@ class Copy:
         self._after = None
 
     def end_before(self, mark: Mark, stream: torch.cuda.Stream) -> None:
-        """Take ``mark``, a later one in ``stream``, for the end of the copy. If the copy is in another stream, set a mark there."""
+        """Take ``mark``, a later one in ``stream``, for the end of the copy. If the copy is in another stream, set a mark
+        there."""
         self._after = mark if self._stream == stream else Mark(torch.cuda.Event(), self._stream)
 
     def ready(self) -> bool:

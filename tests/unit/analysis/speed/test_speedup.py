@@ -509,8 +509,8 @@ def test_words_of_a_sweep_are_said_of_all_cells_at_once(tmp_path: Path) -> None:
     assert (first[0].verdict, first[1].verdict) == ("FASTER", "INCONCLUSIVE")
     assert first[1].low is not None and first[1].low < 1, "the printed interval is the one that the word follows from"
     reason = (
-        "FASTER on its own (1.119 to 1.374), but not certain enough among 3 timed cells: about 3 repeats decide if later pairs "
-        "vary as much (repeats=3)"
+        "FASTER on its own (1.119 to 1.374), but not certain enough among 3 timed cells: about 3 repeats should decide, if "
+        "later pairs vary as much (repeats=3)"
     )
     assert (first[0].repeats_to_decide, first[1].repeats_to_decide, first[1].reason) == (None, 3, reason)
     assert "`torch_compile, lr 0.001` is 1.24x faster (1.09 to 1.41, 2 pairs)" in said[0]
