@@ -86,7 +86,7 @@ def _parser() -> Parser:
     parser.add_argument("--graphed", nargs="+", type=Path, required=True, metavar="FILE")
     parser.add_argument(
         "--perturbed", nargs=1, type=Path, default=(), metavar="FILE",
-        help="an eager run whose first layer's output was moved by one unit in the last place after the capture; DIVERGED "
+        help="perturbed eager run: after the capture, its first layer's output was moved by one unit in the last place; DIVERGED "
         "needs a larger difference than this run has",
     )  # fmt: skip
     parser.add_argument(

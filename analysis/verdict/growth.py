@@ -59,7 +59,7 @@ class Growth:
 
 
 def late_growth(graphed: Floats, eager: Floats, margin: float) -> Growth | None:
-    """Return the growth of a graphed difference that would leave ``margin`` within as many steps again, or None.
+    """Return the growth of a graphed difference if it would leave ``margin`` in as many further steps, else None.
 
     ``graphed`` has the differences from the mean of the eager runs, shape (graphed runs, steps). ``eager`` has the differences
     of each eager run from the others, shape (eager runs, steps). All must be finite.

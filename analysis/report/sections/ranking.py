@@ -21,7 +21,7 @@ ORDERS: Mapping[Order, str] = {
 NOTES = (
     "The table ranks completed eager cells and passing graphed cells of one task, fastest first.",
     "Step time: a run has the mean of its steady window, and a cell the geometric mean of its runs. Brackets show the fastest "
-    "and the slowest run. Section Speed has another time only if a run has no pair, or if one run of a pair has outliers that "
+    "and the slowest run. Section Speed shows a different time only if a run has no pair, or if one run of a pair has outliers that "
     "the other lacks.",
     "The ratio of two rows is not a speed-up. Only eager and graphed runs of one workload share an allocation.",
     f"Within {BAND:.0%}: the cell is as fast as the first. May be as fast: the order is undecided, and more runs may decide "

@@ -20,8 +20,8 @@ GPU_HEADER = ("step time, eager / graphed", "throttled, eager / graphed", "token
 NOTES = (
     "Speed-up: eager step time over graphed step time. A pair's times are the means of its steady window. The cell has the "
     "geometric mean of its pairs. Brackets show its interval, by Student's t on logarithms (docs/speed.md).",
-    f"NEUTRAL: the interval lies within {BAND:.0%} of 1. FASTER or SLOWER: it does not, and it excludes 1. INCONCLUSIVE: all "
-    f"other cases. A cell with fewer than two pairs or {MINIMUM_STEPS} steady steps is INCONCLUSIVE too.",
+    f"NEUTRAL: the interval lies within {BAND:.0%} of 1. FASTER or SLOWER: it extends beyond that and excludes 1. INCONCLUSIVE: "
+    f"all other cases. A cell with fewer than two pairs or {MINIMUM_STEPS} steady steps is INCONCLUSIVE too.",
     "All cells with a verdict are judged together, as one family of tests. The intervals are so wide that the chance of any "
     f"wrong FASTER or SLOWER among them is {ALPHA:.0%}.",
     "A verdict must also survive four checks: outliers, drift between repeats, the order of runs, and changes within the window.",
