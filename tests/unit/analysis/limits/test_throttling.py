@@ -377,21 +377,23 @@ def test_throttling_takes_words_away_and_gives_none(least: float, most: float, l
 
 
 @pytest.mark.parametrize(
-    ("clocks", "apart"),
+    ("slower", "clocks", "order"),
     [
-        ({}, True),
-        ({"throttled": share(1.0)}, False),
-        ({"power_limits": [500.0]}, False),
-        ({"throttled": share(0.9 * CAPPED_APART)}, True),
+        (1.02, {}, "slower"),
+        (1.02, {"throttled": share(1.0)}, "undecided"),
+        (1.02, {"power_limits": [500.0]}, "undecided"),
+        (1.02, {"throttled": share(0.9 * CAPPED_APART)}, "slower"),
+        (1.002, {}, "equal"),
+        (1.002, {"power_limits": [500.0]}, "undecided"),
     ],
 )
 def test_graphed_cells_are_not_told_apart_by_what_throttling_may_explain(
-    tmp_path: Path, clocks: dict[str, Any], apart: bool
+    tmp_path: Path, slower: float, clocks: dict[str, Any], order: str
 ) -> None:
     def edit(run: AttemptRecord) -> None:
         slow = run.spec.cuda_graph.impl == "full_iteration"
         for step in run.metrics if slow else ():
-            step["step_time_ms"] *= 1.02
+            step["step_time_ms"] *= slower
         if slow:
             change_clocks(True, **clocks)(run)
 
@@ -399,7 +401,7 @@ def test_graphed_cells_are_not_told_apart_by_what_throttling_may_explain(
     (ranking,) = rank(judge_sweep(sweep).results)
     first, second = ranking.cells[:2]
     assert (first.label, second.label) == ("torch, lr 0.001", "full_iteration, lr 0.001")
-    assert second.against_best == ("slower" if apart else "undecided")
+    assert second.against_best == order
 
 
 # --- what is not known ----------------------------------------------------------------------------------------------
