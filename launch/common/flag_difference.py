@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launch.common.redact import redact
+from launch.common.redact import is_secret_name, redact
 
 _FLAG = re.compile(r"-+[A-Za-z]")
 _ASSIGNMENT = re.compile(r"(\+{0,2}[A-Za-z_][\w./@-]*|-+[A-Za-z][\w.-]*)=(.*)|(-[A-Za-z])(-?\.?\d.*)", re.DOTALL)
@@ -27,9 +27,13 @@ class FlagDifference:
         """Describe the difference in Markdown, without secrets."""
         if self.eager is not None and self.graphed is not None:
             name = f"`{self.name}`" if self.name else "words"
-            return f"{name}: {_quote(self.eager)} eager, {_quote(self.graphed)} graphed"
+            return f"{name}: {_quote(self._show(self.eager))} eager, {_quote(self._show(self.graphed))} graphed"
         value, side = (self.eager, "eager") if self.graphed is None else (self.graphed, "graphed")
-        return f"{_quote(f'{self.name} {value}')} only {side}"
+        return f"{_quote(f'{self.name} {self._show(value)}')} only {side}"
+
+    def _show(self, value: str | None) -> str:
+        name = self.name.lstrip("-")
+        return f"<{name}>" if value and is_secret_name(name) else value or ""
 
 
 def flag_differences(eager: Sequence[str], graphed: Sequence[str]) -> tuple[FlagDifference, ...]:

@@ -14,6 +14,7 @@ from analysis.curves.curve_files import read_curves
 from analysis.loss import add_margins, whole_number
 from launch.common.checkout import describe_code
 from launch.common.command_line import Parser
+from launch.common.redact import Secrets
 from launch.contract.plan import Margins
 from orchestrator.cli.arguments import add_allow_empty, add_budget, add_json, add_no_wait, add_target, redirect_messages
 from orchestrator.cli.verbs import sweep
@@ -95,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = commands.recipe
     with redirect_messages(arguments):
         print("# counted as graph settings:", "; ".join(found.text for found in commands.differences).replace("`", ""))
-        print(f"# the same as a recipe (docs/your_own_job.md):\n{text}")
+        print(f"# the same as a recipe (docs/your_own_job.md):\n{Secrets().hide(text)}")
         warn_two_scripts(*commands.scripts)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / RECIPE_FILE

@@ -351,6 +351,12 @@ def test_commands_that_run_two_scripts_are_told_apart(capsys: pytest.CaptureFixt
         assert f"{elsewhere}: no file a.sh in it on this host" in caught
 
 
+def test_a_secret_in_a_command_is_not_shown(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    assert main(["wrap", "--eager", "sh a.sh", "--graphed", "HF_TOKEN=hidden333 sh a.sh --graphs"]) == 1
+    caught = capsys.readouterr()
+    assert "looks like a secret" in caught.err and "hidden" not in caught.out + caught.err
+
+
 def special_file(kind: str) -> str:
     """Make a file of a ``kind`` that no command reads."""
     path = Path(kind)

@@ -90,3 +90,9 @@ def test_allowed_differences_are_in_the_recipe(tmp_path: Path) -> None:
     margins = Margins(loss=0.5, allow_differences=("settings.NCCL_ALGO", "packages"))
     path.write_text(WrappedCommands("a b", "a c", "/tmp", "", 110, 2, 1, margins).recipe)
     assert load(path).equivalence == margins
+
+
+def test_differences_show_no_secrets() -> None:
+    commands = wrapped("API_KEY=hidden111 t", "API_KEY=hidden222 HF_TOKEN=hidden333 t --wandb-api-key hidden444")
+    text = "; ".join(found.text for found in commands.differences)
+    assert "API_KEY" in text and "HF_TOKEN" in text and "hidden" not in text
