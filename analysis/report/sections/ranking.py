@@ -25,9 +25,8 @@ NOTES = (
     "the other lacks.",
     "The ratio of two rows is not a speed-up. Only eager and graphed runs of one workload share an allocation.",
     f"Within {BAND:.0%}: the cell is as fast as the first. May be as fast: the order is undecided, and more runs may decide "
-    "it. Cells of one "
-    "workload are compared by their pairs. Other cells are ordered only if both have two runs, and all runs of one are faster "
-    f"than all runs of the other by more than {ALLOCATION_ALLOWANCE:.0%}. Allocations may differ by that much.",
+    "it. Cells of one workload are compared by their pairs. Other cells are ordered only if both have two runs, and all runs of "
+    f"one are faster than all runs of the other by more than {ALLOCATION_ALLOWANCE:.0%}. Allocations may differ by that much.",
     "Pareto front: no other cell beats this cell in step time, memory per rank and number of ranks together.",
 )
 
