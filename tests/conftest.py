@@ -42,12 +42,12 @@ OF_A_FOLDER = ("slurm", "browser")
 """Marks of tests that belong into the folder of that name (Makefile)."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own
 def pytest_report_header() -> list[str]:
     why = "no rank is forked: tests/integration/fork_server.py does not fit this Python's subprocess"
     return [] if CAN_FORK else [why]
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a module together, because they share imports and compiled code; so too those of one sweep."""
     for item in items:
