@@ -10,7 +10,7 @@ import numpy as np
 from analysis.records.run import Digests, Run, attempts_of
 from analysis.records.steps import Steps
 from analysis.verdict.completeness import incomplete
-from analysis.verdict.curve_difference import NoiseFloor, noise_floor
+from analysis.verdict.noise_floor import NoiseFloor, noise_floor
 from launch.contract.plan import Cell
 
 

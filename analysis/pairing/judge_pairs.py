@@ -22,7 +22,7 @@ from analysis.pairing.parameter_updates import both_update
 from analysis.records.run import Digests
 from analysis.records.steps import Steps
 from analysis.verdict import ladder
-from analysis.verdict.curve_difference import CurveEvidence, measure_differences
+from analysis.verdict.curve_evidence import CurveEvidence, measure_differences
 from analysis.verdict.verdict import Verdict, worst
 from launch.contract.plan import Margins
 

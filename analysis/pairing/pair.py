@@ -16,6 +16,7 @@ from analysis.pairing.eager_baseline import EagerBaseline
 from analysis.pairing.first_replay import check_first_replay
 from analysis.pairing.flaky_attempts import contradictions
 from analysis.pairing.parameter_updates import check_updates
+from analysis.pairing.precapture_check import capture_step, check_agreement, check_phases
 from analysis.pairing.printed_metrics import check_digits, check_sources
 from analysis.pairing.program_settings import check_settings
 from analysis.records.provenance import differences
@@ -24,7 +25,6 @@ from analysis.records.steps import Steps
 from analysis.speed.pair_speed import PairSpeed, pair_speed
 from analysis.verdict import ladder
 from analysis.verdict.completeness import eager_fault
-from analysis.verdict.precapture_check import capture_step, check_agreement, check_phases
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec

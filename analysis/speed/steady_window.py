@@ -105,7 +105,7 @@ def behaviour(windows: Sequence[Window]) -> str:
 
 def _interrupted(side: Steps) -> bool:
     """Return whether steps of other phases lie among the measured ones, so that a run could leave out steps."""
-    # analysis/verdict/precapture_check.py has checked that step checks are where the plan has them.
+    # analysis/pairing/precapture_check.py has checked that step checks are where the plan has them.
     measured = np.flatnonzero(side.phase[side.phase != "check"] == "measure")
     return len(measured) > 0 and bool(measured[-1] - measured[0] >= len(measured))
 

@@ -34,7 +34,8 @@ from numpy.typing import NDArray
 
 from analysis.records.steps import Integers, Metric, Steps
 from analysis.verdict.completeness import Curves, check_complete
-from analysis.verdict.curve_difference import METRICS, Differences, MetricTests, Sample, measure_differences
+from analysis.verdict.curve_difference import METRICS, Sample
+from analysis.verdict.curve_evidence import Differences, MetricTests, measure_differences
 from analysis.verdict.drift import drift_of_run, leaves_margin, rise_of_line
 from analysis.verdict.equivalence_test import estimate_of, mean_within
 from analysis.verdict.growth import late_growth

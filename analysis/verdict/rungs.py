@@ -13,18 +13,11 @@ import numpy as np
 from analysis.records.steps import Floats, Integers, Metric, Steps
 from analysis.statistics.random_walk import fall_of
 from analysis.verdict.completeness import Curves
-from analysis.verdict.curve_difference import (
-    METRIC_NAMES,
-    CurveEvidence,
-    Deviation,
-    MetricTests,
-    NoiseFloor,
-    Sample,
-    bitwise_prefix,
-    format_unequal,
-)
+from analysis.verdict.curve_difference import METRIC_NAMES, Deviation, Sample, format_unequal
+from analysis.verdict.curve_evidence import CurveEvidence, MetricTests, bitwise_prefix
 from analysis.verdict.divergence import LASTING, SURE, SURE_ALONE, exceeds_margin_surely
 from analysis.verdict.equivalence_test import ALPHA
+from analysis.verdict.noise_floor import NoiseFloor
 from analysis.verdict.noise_scale import noise_scale
 from analysis.verdict.step_test import find_hidden, spike_limit
 from analysis.verdict.verdict import REPEAT, Verdict

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from analysis.verdict.curve_difference import CurveEvidence, Deviation
+from analysis.verdict.curve_difference import Deviation
+from analysis.verdict.curve_evidence import CurveEvidence
 
 STEP_CHECKED: Final = "EQUIVALENT (step-checked)"
 VerdictName = Literal[

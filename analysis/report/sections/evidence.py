@@ -10,7 +10,8 @@ from analysis.records.steps import Metric
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import cell_text, escape, figure, how_to_read, item, table
 from analysis.sweep.cell_results import CellResult, PairResult
-from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, CurveEvidence, Estimate
+from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Estimate
+from analysis.verdict.curve_evidence import CurveEvidence
 from launch.common.text import count
 
 PAIR_HEADER = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps compared", "largest loss difference",

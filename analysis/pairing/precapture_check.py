@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.records.steps import Steps
-from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, measure_differences, noise_floor
+from analysis.verdict.curve_difference import METRIC_NAMES, METRICS
+from analysis.verdict.curve_evidence import measure_differences
 from analysis.verdict.divergence import SURE
+from analysis.verdict.noise_floor import noise_floor
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
