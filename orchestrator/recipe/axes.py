@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from orchestrator.errors import suggestion
 from orchestrator.recipe.field_check import Flaw, check_fields
 from orchestrator.recipe.fields import PATCH
 from orchestrator.recipe.source_fields import SourceFields, Tree, flatten, leaves
+from orchestrator.suggestion import suggestion
 
 Axes = dict[str, tuple[Tree, ...]]
 """The patches of each axis, by the axis's place."""

@@ -23,13 +23,14 @@ from launch.contract.spec import (
 )
 from launch.megatron_config.absent_fields import absent_value
 from launch.support.rule import spell
-from orchestrator.errors import input_error, suggestion
+from orchestrator.errors import input_error
 from orchestrator.recipe.aliases import canonical_place, canonical_values
 from orchestrator.recipe.command import command_of, graphs_axis
 from orchestrator.recipe.field_check import FileSchema, Schema
 from orchestrator.recipe.fields import RECIPE, Resources
 from orchestrator.recipe.recipe import AUTO_CHECKS, Recipe
 from orchestrator.recipe.source_fields import Tree, leaves
+from orchestrator.suggestion import suggestion
 
 Section = TypeVar("Section")
 BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")

@@ -21,10 +21,10 @@ from omegaconf.errors import OmegaConfBaseException
 from launch.common.redact import is_secret_name
 from launch.megatron_config.absent_fields import absent_field, absent_value
 from launch.megatron_config.field_names import DEPRECATED, FIELDS
-from orchestrator.errors import suggestion
 from orchestrator.recipe.aliases import canonical_place
 from orchestrator.recipe.ranges import Interval
 from orchestrator.recipe.source_fields import SECRET_FIX, SourceFields, Tree
+from orchestrator.suggestion import suggestion
 
 WIDEST = 2**63
 """Whole numbers between minus this number and this number, both excluded, fit into a signed 64-bit integer."""

@@ -24,7 +24,6 @@ from launch.contract.spec import (
     Training,
 )
 from launch.frameworks.command_line import PLACEHOLDERS, PLACES, unknown_placeholders
-from orchestrator.errors import suggestion
 from orchestrator.recipe.field_check import (
     Check,
     FileSchema,
@@ -37,6 +36,7 @@ from orchestrator.recipe.field_check import (
 from orchestrator.recipe.ranges import ABOVE_ZERO, COUNT, POSITIVE, Interval, ranges_of
 from orchestrator.recipe.source_fields import SECRET_FIX
 from orchestrator.recipe.yaml_reader import NAME
+from orchestrator.suggestion import suggestion
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch.contract.plan import Margins
-from orchestrator.errors import InputError, input_error, suggestion
+from orchestrator.errors import InputError, input_error
 from orchestrator.recipe.axes import Axes, read_axes, swept_fields
 from orchestrator.recipe.field_check import check_fields
 from orchestrator.recipe.fields import PRESET, RECIPE, OtherTrackers, TopLevel, Tracking, most_repeats
 from orchestrator.recipe.source_fields import SourceFields, Tree, leaves, read_fields
 from orchestrator.recipe.yaml_reader import dump, find_yaml, suggest_yaml
+from orchestrator.suggestion import suggestion
 
 MOST_RUNS = 100_000
 """A larger sweep is rejected as a mistake. Its plan alone would take hundreds of megabytes."""

@@ -16,7 +16,8 @@ import yaml
 
 from launch.common.regular_file import read_regular
 from orchestrator import PROGRAM
-from orchestrator.errors import InputError, Problem, input_error, suggestion
+from orchestrator.errors import InputError, Problem, input_error
+from orchestrator.suggestion import suggestion
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The name of a folder or a file."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from orchestrator import PROGRAM
-from orchestrator.errors import input_error, suggestion
+from orchestrator.errors import input_error
+from orchestrator.suggestion import suggestion
 
 MOST_NAMED = 8
 """How many matches an error lists."""

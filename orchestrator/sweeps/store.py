@@ -36,7 +36,8 @@ from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Plan
 from launch.contract.plan import read_plan as read_record
 from orchestrator import PROGRAM
-from orchestrator.errors import SystemFault, input_error, suggestion
+from orchestrator.errors import SystemFault, input_error
+from orchestrator.suggestion import suggestion
 
 VARIABLE = "ORCHESTRATOR_STORE"
 ORDER_SECONDS = 120.0

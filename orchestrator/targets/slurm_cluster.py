@@ -14,7 +14,8 @@ from launch.common.text import count
 from launch.contract.bundle import Step
 from launch.contract.plan import Cell, Reason
 from launch.contract.spec import Device, RunSpec
-from orchestrator.errors import input_error, suggestion
+from orchestrator.errors import input_error
+from orchestrator.suggestion import suggestion
 from orchestrator.targets.host import Host, StartSettings, check_software, installed_packages
 from orchestrator.targets.job_request import JobRequest, limits_of, placement_request, runs_request
 from orchestrator.targets.partition import Partition
