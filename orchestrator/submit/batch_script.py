@@ -43,8 +43,8 @@ def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[Ba
     from launch.supervise.profiled_rank import profiled
     from launch.supervise.slurm_step import srun_command
     from orchestrator.submit.job_arrays import count_lanes, form_arrays
+    from orchestrator.submit.sbatch import BatchJob, batch_script
     from orchestrator.submit.slurm_queue import lane_name
-    from orchestrator.submit.submitit_adapter import BatchJob, batch_script
     from orchestrator.targets.job_request import bundle_request
 
     profile = cluster.profile

@@ -25,7 +25,7 @@ from launch.contract.spec_ids import digest
 from orchestrator import PROGRAM
 from orchestrator.errors import SystemFault, input_error
 from orchestrator.submit.job_arrays import Array, count_lanes, form_arrays
-from orchestrator.submit.submitit_adapter import BatchJob, Refused, submit_bundles
+from orchestrator.submit.sbatch import BatchJob, Refused, submit_bundles
 from orchestrator.sweeps.run_state import live_runs, open_submissions
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.store import read_order, report_disk_errors, write_orders

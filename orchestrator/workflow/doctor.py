@@ -20,7 +20,7 @@ from launch.contract.spec import Placement, RunSpec
 from launch.track.weights_and_biases import why_offline
 from orchestrator.errors import InputError, SystemFault
 from orchestrator.submit.executor import outage, resolve_executor, silence
-from orchestrator.submit.submitit_adapter import SOURCE, gpu_options
+from orchestrator.submit.sbatch import SOURCE, gpu_options
 from orchestrator.targets.host import Host, this_host
 from orchestrator.targets.job_request import placement_request
 from orchestrator.targets.partition import Partition

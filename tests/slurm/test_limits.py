@@ -13,7 +13,7 @@ import pytest
 
 from launch.contract.paths import SweepPaths
 from orchestrator.submit.job_arrays import Array
-from orchestrator.submit.submitit_adapter import BatchJob, batch_script
+from orchestrator.submit.sbatch import BatchJob, batch_script
 from orchestrator.targets.job_request import JobRequest
 from orchestrator.targets.profile import Profile
 from tests.integration.host import recipe

@@ -25,8 +25,8 @@ from launch.contract.plan import Limits
 from orchestrator.errors import SystemFault
 from orchestrator.submit import slurm_queue
 from orchestrator.submit.job_arrays import Array
+from orchestrator.submit.sbatch import BatchJob, Refused, batch_script, submit_bundles
 from orchestrator.submit.slurm_queue import poll_jobs
-from orchestrator.submit.submitit_adapter import BatchJob, Refused, batch_script, submit_bundles
 from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.sweeps.store import write_orders
 from orchestrator.sweeps.submissions import Submission, read_submissions, write_submission

@@ -1,7 +1,8 @@
-"""The only module that uses submitit, which writes the batch script and calls sbatch.
+"""Call sbatch, by submitit. No other module imports submitit.
 
-By default, submitit pickles a function and loads it in the job. Here the script starts the supervisor on a bundle.json instead,
-so nothing is pickled. submitit is not asked how a job ended either, because records and Slurm show this.
+submitit writes the batch script and calls sbatch. By default, it pickles a function and loads it in the job. Here the script
+starts the supervisor on a bundle.json instead, so nothing is pickled. submitit is not asked how a job ended either, because
+records and Slurm show this.
 """
 
 from __future__ import annotations
