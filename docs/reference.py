@@ -45,8 +45,18 @@ from orchestrator.targets.profile import SCHEMA as PROFILE
 from orchestrator.targets.profile import Profile
 
 DOCS = Path(__file__).resolve().parent
+PACKAGES = ("orchestrator", "analysis", "launch")
 BLOCK = re.compile(r"(<!-- ([^\n]+) of docs/reference\.py -->\n).*?(<!-- end -->)", re.DOTALL)
-PAGES = ("choosing_a_scope", "clusters", "commands", "failures", "recipes", "records", "upstream_faults")
+PAGES = (
+    "architecture",
+    "choosing_a_scope",
+    "clusters",
+    "commands",
+    "failures",
+    "recipes",
+    "records",
+    "upstream_faults",
+)
 MORE_ON_VERBS = {
     "advise": "advise", "bisect": "bisect", "compare": "compare", "doctor": "clusters", "export": "megatron", "init": "megatron",
     "wrap": "your_own_job",
@@ -362,6 +372,29 @@ def _ratio(speed: Mapping[str, Any]) -> str:
     return f"{speed['ratio']:.2f}x ({speed['low']:.2f} to {speed['high']:.2f}) {speed['verdict'] or ''}".rstrip()
 
 
+# --- modules --------------------------------------------------------------------------------------------------------
+
+
+def modules() -> str:
+    """Return the tree of the three packages: each module with the beginning of its docstring."""
+    return "\n".join(("```", *(line for name in PACKAGES for line in _tree(DOCS.parent / name, 0)), "```"))
+
+
+def _tree(folder: Path, depth: int) -> Iterator[str]:
+    yield _line(depth, f"{folder.name}/", folder / "__init__.py")
+    yield from (_line(depth + 1, file.name, file) for file in sorted(folder.glob("*.py")) if file.name != "__init__.py")
+    for each in sorted(folder.iterdir()):
+        if any(each.rglob("*.py")):
+            yield from _tree(each, depth + 1)
+
+
+def _line(depth: int, name: str, module: Path) -> str:
+    """Return the line of a module. Its words are the first sentence of the docstring, as far as they fit."""
+    said = ast.get_docstring(ast.parse(module.read_text())) if module.exists() else None
+    words = textwrap.shorten(re.split(r"\.\s", f"{said or ''} ")[0], 100, placeholder=" ...")
+    return f"{'  ' * depth + name:<30} # {words}".rstrip(" #")
+
+
 # --- failures -------------------------------------------------------------------------------------------------------
 
 
@@ -388,6 +421,7 @@ BLOCKS: Mapping[str, Callable[[str], str]] = {
     "known faults": lambda _: known_faults(),
     "silent refusals": lambda _: silent_refusals(),
     "measured scopes": lambda _: measured_scopes(),
+    "modules": lambda _: modules(),
     "failure classes": lambda _: failure_classes(),
     "files of a sweep": lambda _: files_of_a_sweep(),
     "records": lambda _: records(),
