@@ -13,7 +13,7 @@ NOTES = (
     "Each checked step is computed twice from one state: by replay, and by the same code uncaptured (docs/step_check.md).",
     "Noise: how far a result changes in a second uncaptured pass, or when the first layer's output moves by one unit in the last "
     "place. The larger of the two counts, for each result by itself.",
-    f"A difference of more than {NOISE_MULTIPLE:g} times the noise is a fault.",
+    f"Rounding explains a difference of up to {NOISE_MULTIPLE:g} times the noise. A larger one is a fault.",
     "Tokens elsewhere: tokens that a router sends to another expert.",
 )
 
