@@ -16,6 +16,6 @@ from launch.observe.start import running
 
 
 def step(*, loss: Any, grad_norm: Any = None) -> None:
-    """End an optimizer step. ``loss`` and ``grad_norm`` are numbers or tensors of one element."""
+    """End an optimizer step. ``loss`` and ``grad_norm`` are numbers or tensors of one element, whole on this rank."""
     if (one := running()) is not None:
         one.say_step(loss, grad_norm)

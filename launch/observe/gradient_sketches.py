@@ -22,6 +22,12 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
     return getattr(parameter, "main_grad", None) if found is None else found
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of ``tensor``. The observer asks no other rank, which may not be asking at the same time."""
+    local: torch.Tensor = tensor.detach()
+    return local.to_local() if hasattr(local, "to_local") else local
+
+
 def sketch(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[GradientSketch]:
     """Return sketches of the gradients of ``optimizer``. ``names`` maps ids of parameters to names. The host waits once."""
     told: list[str] = []
@@ -40,8 +46,7 @@ def sketch(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[G
 
 def _numbers(gradient: torch.Tensor, seed: int) -> torch.Tensor:
     """Return the norm and the projections, shape (1 + PROJECTIONS,). The program's own random numbers do not change."""
-    local = gradient.detach()
-    flat = (local.to_local() if hasattr(local, "to_local") else local).reshape(-1)
+    flat = own_part(gradient).reshape(-1)
     generator = torch.Generator(flat.device).manual_seed(seed)
     sums = torch.zeros(1 + PROJECTIONS, dtype=torch.float64, device=flat.device)
     for piece in flat.split(CHUNK_ELEMENTS):

@@ -68,7 +68,7 @@ class Observer:
         """The optimizers whose steps run now, by id. There may be several, because a container (torchtitan's) steps others."""
         self._moment: Moment | None = None
         """When the last optimizer stepped."""
-        self._says_steps = self._norm_seen = False
+        self._says_steps = False
         self._spent: list[float] = []
         self._spending = 0.0
         self._trace: StepsTrace | None = None
@@ -132,9 +132,9 @@ class Observer:
         if not self._says_steps:
             self._says_steps = True
             self._start_counting("launch.observe.step")
-        self._add("loss", "launch.observe.step", loss)
+        self._add("loss", "launch.observe.step", _whole("loss", loss))
         if grad_norm is not None:
-            self._add("grad_norm", "launch.observe.step", grad_norm)
+            self._add("grad_norm", "launch.observe.step", _whole("grad_norm", grad_norm))
         self._end_step(self._readings.now(self._graphs.counts))
 
     def before_capture(self) -> None:
@@ -151,17 +151,16 @@ class Observer:
         self._graphs.replays += 1
 
     @_counted
-    def say_own(self, metric: Metric, value: Any) -> None:
-        """Take a value that one of the program's own functions returned for the current step."""
-        if not self._is_idle():
-            self._norm_seen |= metric == "grad_norm"
-            self._add(metric, "the program's own functions", value)
+    def take_own(self, metric: Metric, value: Any, *, to_sum: bool = False) -> None:
+        """Take what one of the program's own functions returned for the current step, or for a micro-batch of it (``to_sum``).
 
-    @_counted
-    def add_own_loss(self, loss: Any) -> None:
-        """Add a micro-batch's share of the loss."""
+        Every rank calls such a function, so every rank also takes part in the collective ``full_tensor``, wanted or not.
+        """
+        if self._is_capturing():
+            return
+        value = value.full_tensor() if hasattr(value, "full_tensor") else value
         if not self._is_idle():
-            self._add("loss", "the program's own functions", loss, to_sum=True)
+            self._add(metric, "the program's own functions", value, to_sum=to_sum)
 
     @_counted
     def say(self, source: Source, said: Mapping[Column, float]) -> None:
@@ -210,7 +209,10 @@ class Observer:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def _is_idle(self) -> bool:
-        return self._rank.silent or self._rank.done or (self._cuda and torch.cuda.is_current_stream_capturing())
+        return self._rank.silent or self._rank.done or self._is_capturing()
+
+    def _is_capturing(self) -> bool:
+        return self._cuda and torch.cuda.is_current_stream_capturing()
 
     @property
     def _running(self) -> int:
@@ -226,7 +228,6 @@ class Observer:
         if phase != "measure" or not spec.graphed:
             self._graphs.graphs += graphs
         self._lines.end_step(moment, phase)
-        self._norm_seen = False
         if phases.steps == spec.training.steps:
             self._prove(recorder)
         elif phases.steps < spec.training.steps:
@@ -248,11 +249,8 @@ class Observer:
             self._trace = StepsTrace()
 
     def _add(self, metric: Metric, source: Source, value: Any, *, to_sum: bool = False) -> None:
-        # A collective, so every rank takes part, even if nobody wants its value.
-        value = value.full_tensor() if hasattr(value, "full_tensor") else value
         log = self._lines.log
         if log.wants(metric, source):
-            # Every rank knows the sources, because the observer computes a norm on all ranks or on none.
             number = Known(0.0) if self._lines.refused else self._readings.later(value)
             (log.add_to if to_sum else log.add)(metric, source, self._running, number)
 
@@ -266,7 +264,7 @@ class Observer:
                 recorder.write("gradients", sketch=StepSketch(self._running, gradients))
             except (RuntimeError, TypeError, NotImplementedError) as error:
                 recorder.note(f"gradients have no sketch, so those of the first replays are not compared: {error}")
-        shown = self._norm_seen or self._lines.log.source("grad_norm") not in (None, "computed by the observer")
+        shown = self._lines.log.source("grad_norm") not in (None, "computed by the observer")
         if not shown and (norm := self._optimizers.norm()) is not None:
             self._add("grad_norm", "computed by the observer", norm)
 
@@ -310,3 +308,18 @@ class Observer:
         self._write_steps(at_end=True)
         if not self._rank.done and self._lines.is_writer:
             raise ProgramError(self._lines.why_incomplete(self._graphs.replays))
+
+
+def _whole(name: str, value: Any) -> Any:
+    """Return ``value``, or what a DTensor holds on every rank.
+
+    Raises:
+        ProgramError: each rank holds a part. The observer collects none, because the program may report on one rank alone.
+    """
+    if not hasattr(value, "full_tensor"):
+        return value
+    if all(placement.is_replicate() for placement in value.placements):
+        return value.to_local()
+    raise ProgramError(
+        f"launch.observe.step got a {name} of which each rank holds a part: pass {name}.full_tensor(), and call that on every rank"
+    )

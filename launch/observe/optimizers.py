@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from launch.contract.records.gradient_sketch import GradientSketch
-from launch.observe.gradient_sketches import gradient_of, parameter_names, sketch
+from launch.observe.gradient_sketches import gradient_of, own_part, parameter_names, sketch
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.parameter_digest import digest_parameters
 
@@ -27,13 +27,14 @@ class Optimizers:
         return tuple(sketch(optimizer, self._names[id(optimizer)]))
 
     def norm(self) -> torch.Tensor | None:
-        """Return the norm of all gradients on this rank, or None if there are none."""
-        gradients = [found for one in _parameters(self._seen.values()) if (found := gradient_of(one)) is not None]
+        """Return the norm of this rank's own parts of all gradients, or None if there are none."""
+        found = (gradient_of(one) for one in _parameters(self._seen.values()))
+        gradients = [own_part(gradient) for gradient in found if gradient is not None]
         return torch.nn.utils.get_total_norm(gradients) if gradients else None
 
     def write_digest(self, recorder: Recorder) -> None:
-        """Write a digest of the parameters, which shows whether the optimizer changes any."""
-        parameters = list(_parameters(self._seen.values()))
+        """Write a digest of this rank's own parts of the parameters, which shows whether the optimizer changes any."""
+        parameters = [own_part(one) for one in _parameters(self._seen.values())]
         if not parameters:
             recorder.note("no optimizer was seen, so it is unknown whether parameters change")
             return

@@ -36,7 +36,7 @@ def install(torch: ModuleType, observer: Observer) -> None:
     graph.replay = _before(graph.replay, observer.before_replay)
     clipping = sys.modules["torch.nn.utils.clip_grad"]
     clip = clipping.clip_grad_norm_
-    seen = _after(clip, lambda norm, *_: observer.say_own("grad_norm", norm))
+    seen = _after(clip, lambda norm, *_: observer.take_own("grad_norm", norm))
     clipping.clip_grad_norm_ = torch.nn.utils.clip_grad_norm_ = seen  # type: ignore[attr-defined]
     after_import("torch.utils.tensorboard.writer", lambda module: _hook_writer(module.SummaryWriter, observer))
     after_import("transformers.trainer", lambda module: _hook_trainer(module.Trainer, observer))
@@ -84,7 +84,7 @@ def _hook_logger(logger: Any, observer: Observer) -> None:
 
 def _hook_trainer(trainer: Any, observer: Observer) -> None:
     """Observe each micro-batch's loss before the Trainer rounds their sum to four decimals."""
-    trainer.training_step = _after(trainer.training_step, lambda loss, *_: observer.add_own_loss(loss))
+    trainer.training_step = _after(trainer.training_step, lambda loss, *_: observer.take_own("loss", loss, to_sum=True))
 
 
 def _hook_stream(stream: Any, observer: Observer) -> None:

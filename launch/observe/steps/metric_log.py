@@ -62,6 +62,10 @@ class MetricLog:
         self._sources: dict[Metric, Source] = {}
         self._first_number: dict[Source, int] = {}
         self._last_number: dict[Source, int] = {}
+        self._early: dict[tuple[Source, bool], bool] = {}
+        """Whether a source's lines, with or without a step number, come before the step's optimizer."""
+        self._unnumbered: set[tuple[Metric, int]] = set()
+        """The values that were printed without a step number."""
         self.contradictions: dict[int, str] = {}
         """Printed numbers that differ from an earlier one of the same step, by step. The earlier one counts."""
 
@@ -78,17 +82,19 @@ class MetricLog:
         else:
             self.add(metric, source, step, Sum(known, value) if known else value)
 
-    def add(self, metric: Metric, source: Source, step: int, value: Later) -> None:
+    def add(self, metric: Metric, source: Source, step: int, value: Later, *, numbered: bool = True) -> None:
         if not self.wants(metric, source):
             return
         values = self._values[metric]
         if self._sources.get(metric) != source:
             self._sources[metric] = source
             values.clear()
-        known = values.get(step) if source == "printed" else None
-        if known is None:
+        known, loose = values.get(step) if source == "printed" else None, (metric, step) in self._unnumbered
+        if known is None or (loose and numbered):
             values[step] = value
-        elif repr(known.read()) != repr(value.read()):
+            self.contradictions.pop(step, None)
+            (self._unnumbered.discard if numbered else self._unnumbered.add)((metric, step))
+        elif loose != numbered and repr(known.read()) != repr(value.read()):
             text = f"a {metric} of {known.read():g} and one of {value.read():g} in step {step}"
             self.contradictions.setdefault(step, text)
 
@@ -96,18 +102,20 @@ class MetricLog:
         """Take what the program reported after ``ended`` steps.
 
         The program's own step numbers count, whatever the first number is. They may start again, for example in each epoch.
+        A printed line with a number counts more than one without.
         """
-        last = max(ended - 1, 0)
-        step = last
-        if "step" in said:
+        numbered = "step" in said
+        early = self._early.setdefault((source, numbered), ended == 0)
+        step = now = ended if early else ended - 1
+        if numbered:
             number = int(said["step"])
             if source not in self._first_number or number < self._last_number[source]:
-                self._first_number[source] = number - last
+                self._first_number[source] = number - now
             self._last_number[source] = number
             step = number - self._first_number[source]
         for metric in self._values:
             if metric in said:
-                self.add(metric, source, step, Known(said[metric]))
+                self.add(metric, source, step, Known(said[metric]), numbered=numbered)
 
     def source(self, metric: Metric) -> Source | None:
         """Return the best source with a value, or None."""
@@ -120,6 +128,7 @@ class MetricLog:
         """Drop the values of a step that is written."""
         for values in self._values.values():
             values.pop(step, None)
+        self._unnumbered -= {("loss", step), ("grad_norm", step)}
 
 
 def columns_in(record: Mapping[Any, Any]) -> dict[Column, float]:

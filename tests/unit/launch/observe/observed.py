@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import traceback
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from launch.observe import start
 from tests.records import read_metrics
 
 STEPS = 12
+SECONDS = 100
+"""After them a program that hangs is killed."""
 PROGRAM = """
 import torch
 torch.manual_seed(0)
@@ -104,33 +107,37 @@ def spec_of(*, graphed: bool = False, steps: int = STEPS, device: Device = "cpu"
 
 
 def observe(folder: Path, program: str, spec: RunSpec, *, compiled: bool | None = None) -> Observed:
-    """Run ``program`` as rank 0 of an attempt in ``folder``. It compiles where ``spec`` is graphed, unless ``compiled`` says.
+    """Run ``program`` as the ranks of an attempt in ``folder``. It compiles where ``spec`` is graphed, unless ``compiled`` says.
 
-    On ``cuda`` it meets what stands for a GPU.
+    On ``cuda`` it meets what stands for a GPU. Rank 0's exit code counts.
     """
     attempt = AttemptPaths(folder / "runs" / spec.run_id / "attempts" / "1")
     attempt.logs.mkdir(parents=True)
     spec = replace(spec, command=replace(spec.command, workdir=str(folder)))
     write_json(attempt.spec, spec_to_json(spec))
     names = {"STEPS": STEPS, "COMPILE": spec.graphed if compiled is None else compiled, "__name__": "__main__"}
-    child = os.fork()
-    if child == 0:
-        _run(attempt, program, names, GPU if spec.placement.device == "cuda" else "")
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    before, children = GPU if spec.placement.device == "cuda" else "", []
+    for rank in range(spec.parallelism.world_size):
+        children.append(os.fork())
+        if children[-1] == 0:
+            _run(attempt, program, names, before, rank if spec.parallelism.world_size > 1 else None)
+    code, *_ = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     evidence = replace(read_evidence(attempt, "itself"), exit_code=code, is_command=True)
     return Observed(attempt, diagnose(evidence))
 
 
-def _run(attempt: AttemptPaths, program: str, names: dict[str, Any], before: str) -> None:
-    """Run ``program`` as Python would, and end the process."""
+def _run(attempt: AttemptPaths, program: str, names: dict[str, Any], before: str, rank: int | None) -> None:
+    """Run ``program`` as Python would, as this rank if there are several, and end the process."""
     code = 0
+    signal.alarm(SECONDS)
     try:
+        os.environ |= {} if rank is None else {"RANK": str(rank)}
         os.environ[OBSERVED] = str(attempt.root)
         torch.set_num_threads(1)
         # A program of its own starts without what other tests compiled in this process.
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        log = os.open(attempt.log(0), os.O_WRONLY | os.O_CREAT)
+        log = os.open(attempt.log(rank or 0), os.O_WRONLY | os.O_CREAT)
         sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)
         atexit._clear()
         exec(before, {"torch": torch})

@@ -12,6 +12,7 @@ import pytest
 from launch.common.typed_json import from_json
 from launch.contract.records.gradient_sketch import StepSketch
 from launch.contract.records.graph_stats import GraphStats
+from launch.contract.spec import Parallelism
 from tests.unit.launch.observe.observed import PROGRAM, STEPS, observe, spec_of
 
 CLIP = PROGRAM.replace(
@@ -29,6 +30,10 @@ CLOSURE = PROGRAM.replace("    loss = run(batch)", "    def closure():\n     los
 CLOSURE = CLOSURE.replace("    model.zero", "     model.zero").replace("    loss.back", "     loss.back")
 CLOSURE = CLOSURE.replace("    optimizer.step()", "     return loss\n    loss = optimizer.step(closure)")
 
+SHOW = '    print({"step": number, "loss": loss.item()})'
+EARLY = PROGRAM.replace(SHOW, "").replace("    model.zero", "    print('loss', loss.item())\n    model.zero")
+TRIES = PROGRAM.replace("for number", "print('loss: 9.0')\nprint('loss: 8.0')\nfor number") + "print('loss: 7.0')\n"
+"""It shows losses of no step before its first one and after its last one."""
 NESTED = TWO.replace(
     "data = ",
     """
@@ -54,8 +59,19 @@ data = """,
         (TWO, "printed", "computed by the observer"),
         (NESTED, "printed", "computed by the observer"),
         (CLOSURE, "printed", "computed by the observer"),
+        (EARLY, "printed", "computed by the observer"),
+        (TRIES, "printed", "computed by the observer"),
     ],
-    ids=("plain", "clips", "says", "two optimizers", "a container of optimizers", "a closure"),
+    ids=(
+        "plain",
+        "clips",
+        "says",
+        "two optimizers",
+        "a container of optimizers",
+        "a closure",
+        "prints before the optimizer",
+        "tries first",
+    ),
 )
 def test_steps_losses_and_norms_are_seen_whatever_shows_them(
     tmp_path: Path, program: str, loss: str, norm: str
@@ -77,22 +93,48 @@ def test_steps_losses_and_norms_are_seen_whatever_shows_them(
 
 
 SHARDED = """
-class Sharded(torch.Tensor):
-    calls = 0
-    def full_tensor(self):
-        Sharded.calls += 1
-        return self.as_subclass(torch.Tensor)
-data = """
-"""As a DTensor, whose full_tensor() is a collective."""
+import os
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=MEETING, rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+torch.manual_seed(0)
+weight = torch.nn.Parameter(distribute_tensor(torch.randn(4, 2), mesh, [Shard(0)]))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+from launch.observe import running, step
+for number in range(STEPS):
+    loss = weight.full_tensor().square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    norm = NORM
+    optimizer.step()
+    if rank == 0:
+        step(loss=loss, grad_norm=norm)
+assert dist.get_world_size() == 2  # both are still there
+dist.barrier()
+dist.destroy_process_group()
+"""
+"""Two ranks hold a part of a parameter each. Rank 0 alone reports."""
 
 
-def test_every_rank_takes_part_in_collectives_even_if_nobody_wants_the_value(tmp_path: Path) -> None:
-    program = SAYS.replace("data = ", SHARDED).replace(
-        "    step(", '    running().say_own("grad_norm", model.weight.grad.norm().as_subclass(Sharded))\n    step('
-    )
-    program = f"from launch.observe.start import running\n{program}assert Sharded.calls == STEPS, Sharded.calls\n"
-    seen = observe(tmp_path, program, spec_of(steps=STEPS + 1))
-    assert "ended after 12 of 13 steps" in seen.diagnosis.message
+@pytest.mark.parametrize(
+    ("norm", "outcome", "message"),
+    [
+        ("1.0 + number", "COMPLETED", ""),
+        ("running().take_own('grad_norm', weight.grad.norm()) or 1.0 + number", "COMPLETED", ""),
+        ("weight.grad", "CONFIG", r"grad_norm of which each rank holds a part: pass grad_norm.full_tensor\(\)"),
+    ],
+)
+def test_a_rank_that_reports_alone_waits_for_no_other(tmp_path: Path, norm: str, outcome: str, message: str) -> None:
+    program = SHARDED.replace("NORM", norm).replace("MEETING", repr(f"file://{tmp_path}/meeting"))
+    spec = dataclasses.replace(spec_of(), parallelism=Parallelism(dp=2))
+    seen = observe(tmp_path, program, spec)
+    assert seen.diagnosis.outcome == outcome and re.search(message, seen.diagnosis.message), seen.diagnosis
+    if outcome == "COMPLETED":
+        assert [one.step for one in seen.steps] == list(range(STEPS))
+        assert len({event["digest"] for event in seen.events("parameters")}) == 2, "the optimizer changes parameters"
 
 
 def test_a_compiled_program_shows_in_which_step_it_compiled(tmp_path: Path) -> None:

@@ -165,3 +165,18 @@ def test_ranks_that_do_not_write_end_with_the_others(
     assert lines.is_writer == (number == 0 or writes)
     if lines._file:
         lines._file.__exit__()
+
+
+def test_an_only_rank_writes_its_steps_soon(tmp_path: Path) -> None:
+    """It is also the last rank, which otherwise waits for the first one."""
+    recorder: Any = SimpleNamespace(write=lambda *_, **__: None)
+    rank: Any = SimpleNamespace(attempt=AttemptPaths(tmp_path), number=0, recorder=recorder)
+    lines = StepLines(rank, RunSpec("command"), "optimizer steps")
+    for step in range(4):
+        for metric in ("loss", "grad_norm"):
+            lines.log.add(metric, "printed", step, Known(1.0))
+        lines.end_step(Moment((0, 0, 0)), "measure")
+        lines.write(0)
+    assert lines.written == 2
+    if lines._file:
+        lines._file.__exit__()
