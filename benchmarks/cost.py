@@ -31,13 +31,15 @@ class Cost:
 
     Attributes:
         seconds: the seconds of all attempts, times their ranks.
-        step_times: by cell, the median of its runs' median steps, in ms.
-        verdicts: by cell.
+        step_times: by cell label, the median of its runs' median steps, in ms.
+        verdicts: by cell label.
+        settings: by cell label, the fields of its spec, each value as JSON.
     """
 
     seconds: float
     step_times: dict[str, float]
     verdicts: dict[str, str]
+    settings: dict[str, dict[str, str]]
 
 
 def run_sweep(checkout: Path, recipe: Path, settings: Sequence[str], store: Path, name: str) -> Cost:
@@ -71,7 +73,15 @@ def read_cost(sweep: SweepPaths) -> Cost:
     for attempt in attempts:
         times.setdefault(runs[attempt.parent.parent.name], []).extend(_median_step(attempt))
     medians = {name: statistics.median(found) for name, found in times.items() if found}
-    return Cost(seconds, medians, {cell["label"]: _verdict(cell["verdict"]) for cell in reported})
+    settings = {name: _settings(sweep.root / "runs" / run_id / "spec.json") for run_id, name in runs.items()}
+    return Cost(seconds, medians, {cell["label"]: _verdict(cell["verdict"]) for cell in reported}, settings)
+
+
+def _settings(spec: Path) -> dict[str, str]:
+    sections = json.loads(spec.read_text())
+    sections.pop("repeat", None)
+    leaves = ((name, value if isinstance(value, dict) else {"": value}) for name, value in sections.items())
+    return {f"{name}.{field}": json.dumps(value) for name, fields in leaves for field, value in fields.items()}
 
 
 def _ranks(spec: Path) -> int:
@@ -104,23 +114,39 @@ def compare(before: Sequence[Cost], now: Sequence[Cost]) -> tuple[str, bool]:
         f"seconds of all ranks: {', '.join(f'{old.seconds:.0f} to {new.seconds:.0f}' for old, new in pairs)}",
         f"ratio: {statistics.median(saved):.2f} ({min(saved):.2f} to {max(saved):.2f} in {len(saved)} turns)",
     ]
-    steps = [new.step_times[cell] / old.step_times[cell] for old, new in pairs for cell in _shared(old, new)]
+    same = [(old, new, *names) for old, new in pairs for names in _same_cells(old, new).items()]
+    steps = [
+        new.step_times[after] / old.step_times[before]
+        for old, new, before, after in same
+        if before in old.step_times and after in new.step_times
+    ]
     if steps:
         lines.append(f"median step: {statistics.median(steps):.3f} ({min(steps):.3f} to {max(steps):.3f} over cells)")
     differing = sorted(
         {
-            f"{cell}: {old.verdicts[cell]} to {new.verdicts.get(cell, 'not there')}"
-            for old, new in pairs
-            for cell in old.verdicts
-            if old.verdicts[cell] != new.verdicts.get(cell)
+            f"{before}: {old.verdicts[before]} to {new.verdicts.get(after, 'not there')}"
+            for old, new, before, after in same
+            if old.verdicts[before] != new.verdicts.get(after)
         }
     )
     lines.append(f"verdicts: {'; '.join(differing) or 'unchanged'}")
     return "\n".join(lines), not differing
 
 
-def _shared(old: Cost, new: Cost) -> list[str]:
-    return [cell for cell in old.step_times if cell in new.step_times]
+def _same_cells(old: Cost, new: Cost) -> dict[str, str]:
+    """Return the label of each of ``old``'s cells in ``new``, or "" if ``new`` lacks it.
+
+    Versions may spell labels in different ways, and add fields to specs. So cells are the same if they agree in all fields that
+    both versions have and that differ between cells.
+    """
+    known = [set.intersection(*map(set, side.settings.values())) for side in (old, new)]
+    varying = sorted(
+        field
+        for field in known[0] & known[1]
+        if any(len({cell[field] for cell in side.settings.values()}) > 1 for side in (old, new))
+    )
+    labels = {tuple(cell[field] for field in varying): name for name, cell in new.settings.items()}
+    return {name: labels.get(tuple(cell[field] for field in varying), "") for name, cell in old.settings.items()}
 
 
 def main() -> None:
