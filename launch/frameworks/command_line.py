@@ -22,6 +22,8 @@ PLACEHOLDERS = frozenset(
     [*PLACES, "steps", "world_size", *(field.name for section in _SECTIONS.values() for field in fields(section))]
 )
 """All placeholders: those of ``PLACES``, and the fields of these sections."""
+_USED = ("steps", "deterministic", "global_batch_size", "sequence_length", "tp", "pp", "vpp", "ep", "etp", "cp", "dp")
+"""Settings that need no placeholder: frameworks get flags for them, and reports count tokens and ranks."""
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _LAUNCHER = re.compile(r"(ba)?sh|torchrun|accelerate|deepspeed|(python|\{python\})[\d.]*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
@@ -37,6 +39,17 @@ def command_words(spec: RunSpec, places: Mapping[str, str]) -> tuple[str, ...]:
 def unknown_placeholders(words: str) -> tuple[str, ...]:
     """Return the names in braces that are never filled in."""
     return tuple(dict.fromkeys(name for name in _PLACEHOLDER.findall(words) if name not in PLACEHOLDERS))
+
+
+def unused_settings(spec: RunSpec) -> tuple[str, ...]:
+    """Return the settings of ``spec`` that neither its program nor this project uses. Those at their defaults do not count."""
+    words = " ".join(_words(spec))
+    return tuple(
+        f"{section}.{name}"
+        for section, usual in (("training", Training()), ("parallelism", Parallelism()))
+        for name, value in vars(getattr(spec, section)).items()
+        if value != getattr(usual, name) and name not in _USED and f"{{{name}}}" not in words
+    )
 
 
 def script_of(words: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from launch.frameworks import FRAMEWORKS
+from launch.frameworks.command_line import unused_settings
 from launch.support.rule import Rule
 
 CommandRule = partial(Rule, engines=("command",))
@@ -33,6 +34,12 @@ RULES: tuple[Rule, ...] = (
         "the framework has no flags for this implementation",
         lambda spec: spec.graphed and spec.cuda_graph.impl not in FRAMEWORKS[spec.command.framework].impls,
         fix="Write the flags that turn graphs on under command.graphs: {none: [], my_graphs: [--flag]}.",
+    ),
+    CommandRule(
+        "command.unused", (), "the program does not get them, since no word of its command has their "
+        "placeholders",
+        lambda spec: () if spec.made_elsewhere else unused_settings(spec),
+        fix="Write each name in braces, such as {learning_rate}, in command.run or command.flags, or leave the field out.",
     ),
     CommandRule(
         "command.device", ("cuda_graph.impl", "placement.device"), "CUDA graphs need a GPU",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
-from launch.contract.spec import Command, CudaGraph, Placement, RunSpec, Training
+from launch.contract.spec import Command, CudaGraph, Parallelism, Placement, RunSpec, Training
 from launch.frameworks.command_line import command_words, script_of
 from launch.support import unsupported
 
@@ -80,6 +81,17 @@ def test_what_cannot_run_is_refused(command: Command, graph: CudaGraph, rule: st
 def test_a_program_of_the_users_is_profiled_by_its_own_command() -> None:
     (reason,) = unsupported(RunSpec("command", command=Command(run="t"), profile="nsys"))
     assert reason.rule == "command.profile" and "command.run" in reason.remedy
+
+
+def test_a_setting_that_no_word_of_the_command_has_is_refused() -> None:
+    training = Training(steps=50, deterministic=True, optimizer_precision="lean", precision="bf16", learning_rate=1e-3)
+    spec = RunSpec("command", command=Command(run="t --lr {learning_rate}"), training=training)
+    (reason,) = unsupported(replace(spec, parallelism=Parallelism(dispatcher="allgather")))
+    refused = "training.precision=bf16, training.optimizer_precision=lean, parallelism.dispatcher=allgather"
+    assert reason.rule == "command.unused" and reason.message.startswith(f"{refused}, but ")
+    # torchtitan's own flags contain the seed.
+    titan = RunSpec("command", command=Command("torchtitan", "t"), training=Training(seed=5))
+    assert not unsupported(titan) and unsupported(replace(titan, command=Command(run="t")))
 
 
 SCRIPTS = {
