@@ -16,7 +16,7 @@ from launch.support import known_faults
 from orchestrator.errors import Problem
 from orchestrator.output.memory import RELIABILITY
 from orchestrator.plan.memory_check import MemoryCheck
-from orchestrator.submit.batch_script import BUNDLES, LANE, RUN, TOKEN, BatchScript
+from orchestrator.submit.batch_script import BUNDLES, CHAIN, RUN, TOKEN, BatchScript
 
 MOST_SCRIPTS = 3
 """The most batch scripts that are printed. ``plan --json`` has all."""
@@ -162,7 +162,7 @@ def _print_batch_scripts(scripts: Sequence[BatchScript]) -> None:
     if rest:
         print(f"\n... and {len(rest)} more batch scripts, for {_count_bundles(*rest)}: plan --json prints all")
     if scripts:
-        print(f"\n{TOKEN} and {BUNDLES} differ for each submission and {RUN} for each run; {LANE} counts from 0")
+        print(f"\n{TOKEN} and {BUNDLES} differ for each submission and {RUN} for each run; {CHAIN} counts from 0")
 
 
 def _count_bundles(*scripts: BatchScript) -> str:

@@ -13,8 +13,8 @@ from launch.contract.plan import Plan
 if TYPE_CHECKING:
     from orchestrator.targets.slurm_cluster import Cluster
 
-TOKEN, LANE, RUN, BUNDLES = "TOKEN", "LANE", "RUN", "BUNDLES"
-"""Placeholders for a submission's token, a lane's number, a run's id, and the ids of a submission's bundles."""
+TOKEN, CHAIN, RUN, BUNDLES = "TOKEN", "CHAIN", "RUN", "BUNDLES"
+"""Placeholders for a submission's token, a chain's number, a run's id, and the ids of a submission's bundles."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class BatchScript:
     bundles: tuple[str, ...]
     """The ids of all bundles that the script submits."""
     calls: int
-    """The number of sbatch calls with this script. There may be several: array lengths are limited, and each lane has
+    """The number of sbatch calls with this script. There may be several: array lengths are limited, and each chain has
     arrays."""
     srun: str
     """The command that starts the ranks of each run in the job."""
@@ -42,9 +42,9 @@ def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[Ba
     # Imported here because submitit takes long to load, and a plan for this host does not need it.
     from launch.supervise.profiled_rank import profiled
     from launch.supervise.slurm_step import srun_command
-    from orchestrator.submit.job_arrays import count_lanes, form_arrays
+    from orchestrator.submit.job_arrays import count_chains, form_arrays
     from orchestrator.submit.sbatch import BatchJob, batch_script
-    from orchestrator.submit.slurm_queue import lane_name
+    from orchestrator.submit.slurm_queue import chain_name
     from orchestrator.targets.job_request import bundle_request
 
     profile = cluster.profile
@@ -53,10 +53,16 @@ def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[Ba
         bundle.bundle_id: bundle_request(plan, [(run_id, 1) for run_id in bundle.run_ids], profile)
         for bundle in plan.bundles
     }
-    lanes = count_lanes(max((r.nodes for r in requests.values()), default=1), profile.max_nodes, profile.max_jobs)
+    chains = count_chains(max((r.nodes for r in requests.values()), default=1), profile.max_nodes, profile.max_jobs)
     folder, attempt = sweep.root.absolute().joinpath("submitit", TOKEN), SweepPaths(sweep.root.absolute()).run(RUN)
-    for array in form_arrays(requests, None if lanes is None else [0.0] * lanes, cluster.configuration.max_array_size):
-        name = TOKEN if array.lane is None else lane_name(sweep, plan, array.lane).removesuffix(str(array.lane)) + LANE
+    for array in form_arrays(
+        requests, None if chains is None else [0.0] * chains, cluster.configuration.max_array_size
+    ):
+        name = (
+            TOKEN
+            if array.chain is None
+            else chain_name(sweep, plan, array.chain).removesuffix(str(array.chain)) + CHAIN
+        )
         text = batch_script(BatchJob(sweep, folder, array, profile, name)).replace(shlex.join(array.bundles), BUNDLES)
         spec = plan.cell_of_run()[first_run[array.bundles[0]]].run_spec
         step = cluster.start_settings(spec).step

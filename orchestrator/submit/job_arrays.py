@@ -1,8 +1,7 @@
 """Decide which bundles one call of sbatch submits, and which of them wait for each other. Pure.
 
-Bundles with equal requests form a job array. If the profile has limits, the arrays are spread over lanes. A lane is a chain of
-arrays that runs one job at a time: ``%1`` limits an array to one element, and ``--dependency=singleton`` on the lane's name
-orders its arrays. Slurm enforces this even if no command of ours runs.
+Bundles with equal requests form a job array. If the profile has limits, the arrays form chains, each of which runs one job at a
+time: ``%1`` limits an array to one element, and ``--dependency=singleton`` on the chain's name orders its arrays. Slurm enforces this even if no command of ours runs.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ class Array:
 
     request: JobRequest
     bundles: tuple[str, ...]
-    lane: int | None = None
+    chain: int | None = None
     """None if there are no limits."""
 
 
-def count_lanes(widest: int, max_nodes: int | None, max_jobs: int | None) -> int | None:
-    """Return the number of lanes that stays within the limits for any bundles at once, or None without limits.
+def count_chains(widest: int, max_nodes: int | None, max_jobs: int | None) -> int | None:
+    """Return the number of chains that stays within the limits for any bundles at once, or None without limits.
 
     ``widest`` is the number of nodes of the sweep's widest bundle, even if it is submitted at another time.
 
@@ -45,32 +44,34 @@ def count_lanes(widest: int, max_nodes: int | None, max_jobs: int | None) -> int
 def form_arrays(requests: Mapping[str, JobRequest], loads: Sequence[float] | None, most: int) -> tuple[Array, ...]:
     """Return arrays of at most ``most`` elements. If ``most`` is below 2, each bundle is a job of its own.
 
-    ``loads`` has the minutes of work that each lane already has. None means no lanes.
+    ``loads`` has the minutes of work that each chain already has. None means no chains.
     """
     # A site without job arrays sets 0.
     most = max(1, most)
     if loads is None:
         return tuple(_arrays(requests, requests, None, most))
-    lanes = _spread(requests, loads)
-    return tuple(array for lane, bundles in enumerate(lanes) for array in _arrays(bundles, requests, lane, most))
+    chains = _spread(requests, loads)
+    return tuple(array for chain, bundles in enumerate(chains) for array in _arrays(bundles, requests, chain, most))
 
 
 def _spread(requests: Mapping[str, JobRequest], loads: Sequence[float]) -> list[list[str]]:
-    """Return the bundles of each lane. Assign the longest bundle first, and each bundle to the lane that is free first."""
-    lanes: list[list[str]] = [[] for _ in loads]
-    free = [(load, lane) for lane, load in enumerate(loads)]
+    """Return the bundles of each chain. Assign the longest bundle first, and each bundle to the chain that is free first."""
+    chains: list[list[str]] = [[] for _ in loads]
+    free = [(load, chain) for chain, load in enumerate(loads)]
     heapq.heapify(free)
     for bundle, request in sorted(requests.items(), key=lambda item: -item[1].minutes):
-        load, lane = free[0]
-        lanes[lane].append(bundle)
-        heapq.heapreplace(free, (load + request.minutes, lane))
-    return lanes
+        load, chain = free[0]
+        chains[chain].append(bundle)
+        heapq.heapreplace(free, (load + request.minutes, chain))
+    return chains
 
 
-def _arrays(bundles: Iterable[str], requests: Mapping[str, JobRequest], lane: int | None, most: int) -> Iterable[Array]:
+def _arrays(
+    bundles: Iterable[str], requests: Mapping[str, JobRequest], chain: int | None, most: int
+) -> Iterable[Array]:
     groups: dict[JobRequest, list[str]] = {}
     for bundle in bundles:
         groups.setdefault(requests[bundle], []).append(bundle)
     for request, group in groups.items():
         for first in range(0, len(group), most):
-            yield Array(request, tuple(group[first : first + most]), lane)
+            yield Array(request, tuple(group[first : first + most]), chain)

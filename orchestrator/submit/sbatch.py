@@ -123,7 +123,7 @@ class _Executor(submitit.SlurmExecutor):
 
 def _executor(job: BatchJob) -> submitit.SlurmExecutor:
     executor = _Executor(job.folder)
-    request, profile, in_lane = job.array.request, job.profile, job.array.lane is not None
+    request, profile, in_chain = job.array.request, job.profile, job.array.chain is not None
     options = sbatch_options(profile)
     site_exclude = options.pop("exclude", "")
     executor.update_parameters(
@@ -133,8 +133,8 @@ def _executor(job: BatchJob) -> submitit.SlurmExecutor:
         cpus_per_task=request.cpus_per_rank,
         time=request.minutes,
         exclude=",".join(filter(None, [*job.exclude, site_exclude])) or None,
-        dependency="singleton" if in_lane else None,
-        array_parallelism=1 if in_lane else len(job.array.bundles),
+        dependency="singleton" if in_chain else None,
+        array_parallelism=1 if in_chain else len(job.array.bundles),
         signal_delay_s=SIGNAL_SECONDS,
         # submitit's default is a key that a site may not know.
         wckey=None,

@@ -24,7 +24,7 @@ from launch.contract.plan import Plan
 from launch.contract.spec_ids import digest
 from orchestrator import PROGRAM
 from orchestrator.errors import SystemFault, input_error
-from orchestrator.submit.job_arrays import Array, count_lanes, form_arrays
+from orchestrator.submit.job_arrays import Array, count_chains, form_arrays
 from orchestrator.submit.sbatch import BatchJob, Refused, submit_bundles
 from orchestrator.sweeps.run_state import live_runs, open_submissions
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
@@ -160,29 +160,31 @@ def enqueue(
     profile = cluster.profile
     requests = {order.bundle_id: bundle_request(plan, order.schedule, profile) for order in orders}
     widest = max(cell.spec["placement"]["nodes"] for cell in plan.cells if cell.run_ids)
-    count = count_lanes(widest, profile.max_nodes, profile.max_jobs)
-    lanes = [lane_name(sweep, plan, lane) for lane in range(count or 0)]
-    loads = None if count is None else _loads(sweep, plan, lanes, cluster, scheduler)
+    count = count_chains(widest, profile.max_nodes, profile.max_jobs)
+    chains = [chain_name(sweep, plan, chain) for chain in range(count or 0)]
+    loads = None if count is None else _loads(sweep, plan, chains, cluster, scheduler)
     arrays = form_arrays(requests, loads, cluster.configuration.max_array_size)
     write_orders(sweep, orders)
     for number, array in enumerate(arrays):
-        lane = None if array.lane is None else lanes[array.lane]
+        chain = None if array.chain is None else chains[array.chain]
         try:
-            exclude = _submit_where_possible(sweep, scheduler, array, cluster, lane, exclude)
+            exclude = _submit_where_possible(sweep, scheduler, array, cluster, chain, exclude)
         except Refused as refused:
             raise _refusal(refused, array, cluster.profile, sum(len(a.bundles) for a in arrays[:number])) from refused
     return exclude
 
 
-def lane_name(sweep: SweepPaths, plan: Plan, lane: int) -> str:
-    """Return the name of every job in the lane, the same for all commands and unique to the sweep."""
-    return f"{plan.name}-{digest(str(sweep.root.resolve()))[:6]}-{lane}"
+def chain_name(sweep: SweepPaths, plan: Plan, chain: int) -> str:
+    """Return the name of every job in the chain, the same for all commands and unique to the sweep."""
+    return f"{plan.name}-{digest(str(sweep.root.resolve()))[:6]}-{chain}"
 
 
-def _loads(sweep: SweepPaths, plan: Plan, lanes: Sequence[str], cluster: Cluster, scheduler: JobMonitor) -> list[float]:
-    """Return the minutes of work that each lane already has, at most."""
+def _loads(
+    sweep: SweepPaths, plan: Plan, chains: Sequence[str], cluster: Cluster, scheduler: JobMonitor
+) -> list[float]:
+    """Return the minutes of work that each chain already has, at most."""
     jobs = scheduler.look(open_submissions(sweep))
-    minutes = dict.fromkeys(lanes, 0.0)
+    minutes = dict.fromkeys(chains, 0.0)
     for submission in read_submissions(sweep):
         for bundle in submission.bundles if submission.name in minutes else ():
             job_id = submission.job_of(bundle)
@@ -194,21 +196,21 @@ def _loads(sweep: SweepPaths, plan: Plan, lanes: Sequence[str], cluster: Cluster
 
 
 def _submit_where_possible(
-    sweep: SweepPaths, scheduler: JobMonitor, array: Array, cluster: Cluster, lane: str | None, exclude: Sequence[str]
+    sweep: SweepPaths, scheduler: JobMonitor, array: Array, cluster: Cluster, chain: str | None, exclude: Sequence[str]
 ) -> Sequence[str]:
     """Submit without the nodes in ``exclude``, or with them if sbatch finds no others. Return the avoided nodes."""
     try:
-        _submit(sweep, scheduler, array, cluster, lane, exclude)
+        _submit(sweep, scheduler, array, cluster, chain, exclude)
     except Refused as refused:
         if not (refused.certain and exclude):
             raise
-        _submit(sweep, scheduler, array, cluster, lane, ())
+        _submit(sweep, scheduler, array, cluster, chain, ())
         return ()
     return exclude
 
 
 def _submit(
-    sweep: SweepPaths, scheduler: JobMonitor, array: Array, cluster: Cluster, lane: str | None, exclude: Sequence[str]
+    sweep: SweepPaths, scheduler: JobMonitor, array: Array, cluster: Cluster, chain: str | None, exclude: Sequence[str]
 ) -> None:
     token = f"{sweep.root.name}-{secrets.token_hex(5)}"
     name = cluster.configuration.cluster_name
@@ -216,7 +218,7 @@ def _submit(
     orders = [read_order(sweep.bundle(bundle)) for bundle in array.bundles]
     schedules = tuple(order.schedule if order else () for order in orders)
     submission = Submission(
-        token, lane or token, array.bundles, time.time(), socket.gethostname(), None, name, number, schedules
+        token, chain or token, array.bundles, time.time(), socket.gethostname(), None, name, number, schedules
     )
     job = BatchJob(sweep, submission.folder(sweep), array, cluster.profile, submission.name, exclude)
     with report_disk_errors(sweep):

@@ -21,7 +21,7 @@ class Submission:
     token: str
     """Unique to this call, whose folder is submitit/<token>."""
     name: str
-    """The job's name: the token, or the lane's name if the profile has limits (--dependency=singleton)."""
+    """The job's name: the token, or the chain's name if the profile has limits (--dependency=singleton)."""
     bundles: tuple[str, ...]
     """Bundle ids; the position is the array's index."""
     time: float

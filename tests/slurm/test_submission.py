@@ -62,24 +62,24 @@ def test_a_recipe_becomes_a_report_by_one_array(site: Site) -> None:
 
 def test_limits_hold_when_nobody_watches_and_the_next_command_adopts_what_goes_on(site: Site) -> None:
     site.profile(max_jobs=2)
-    path = site.write(some("lanes", 5))
+    path = site.write(some("chains", 5))
     with site.full():
         assert site.run("sweep", path, "--no-wait").returncode == 0
-        assert set(site.states("lanes").values()) == {"QUEUED"}
+        assert set(site.states("chains").values()) == {"QUEUED"}
         other = site.run("sweep", path, "repeats=2")
         assert other.returncode == 1 and "is already running with another plan" in other.stderr
 
         watching = site.start("sweep", path)
         assert watching.stdout is not None
         assert any("5 already running or waiting, adopted" in watching.stdout.readline() for _ in range(2))
-        wait_until(lambda: holder(site.sweep("lanes").order_lock) is None, 60, "the command to follow")
+        wait_until(lambda: holder(site.sweep("chains").order_lock) is None, 60, "the command to follow")
         time.sleep(1)
         watching.send_signal(signal.SIGINT)
         out, _ = watching.communicate(timeout=120)
         assert watching.returncode == 130 and "keeps running without this command" in out
     done = site.run("sweep", path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert set(map(tuple, site.attempts("lanes").values())) == {(1,)}
+    assert set(map(tuple, site.attempts("chains").values())) == {(1,)}
 
     names = site.accounts("JobName")
     assert len(names) == 5 and len(set(names.values())) == len(arrays(names)) == 2

@@ -156,30 +156,30 @@ def test_a_job_that_has_waited_for_too_long_is_taken_out_once(scancelled: Path) 
 
 
 def test_a_clock_that_is_set_forward_takes_out_nothing(scancelled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lane, jobs = [Submission("token", "lane", ("a",), NOW, "host", "12")], Jobs({"12": job("Priority")})
+    chain, jobs = [Submission("token", "chain", ("a",), NOW, "host", "12")], Jobs({"12": job("Priority")})
     patience = PendingTimeout(10)
     for wall in (NOW, NOW + 86_400):
         monkeypatch.setattr("time.time", lambda wall=wall: wall)
-        assert patience.cancel_overdue(lane, jobs) == []
+        assert patience.cancel_overdue(chain, jobs) == []
     assert not scancelled.exists()
 
 
 def test_waiting_for_jobs_of_the_same_sweep_does_not_count(scancelled: Path) -> None:
     clock = Clock()
     patience = PendingTimeout(10, clock)
-    lane = [Submission("token", "lane", ("a",), NOW, "host", "12")]
+    chain = [Submission("token", "chain", ("a",), NOW, "host", "12")]
     clock.now = NOW + 3000
-    assert patience.cancel_overdue(lane, Jobs({"12": job("Dependency")})) == []
+    assert patience.cancel_overdue(chain, Jobs({"12": job("Dependency")})) == []
     clock.now = NOW + 3599
-    assert patience.cancel_overdue(lane, Jobs({"12": job("Priority")})) == []
+    assert patience.cancel_overdue(chain, Jobs({"12": job("Priority")})) == []
     clock.now = NOW + 3601
-    assert len(patience.cancel_overdue(lane, Jobs({"12": job("Priority")}))) == 1
+    assert len(patience.cancel_overdue(chain, Jobs({"12": job("Priority")}))) == 1
 
 
 def test_without_a_limit_nothing_is_taken_out(scancelled: Path) -> None:
-    lane = [Submission("token", "lane", ("a",), 0.0, "host", "12")]
+    chain = [Submission("token", "chain", ("a",), 0.0, "host", "12")]
     assert (
-        PendingTimeout(None, Clock()).cancel_overdue(lane, Jobs({"12": job("Priority")})) == []
+        PendingTimeout(None, Clock()).cancel_overdue(chain, Jobs({"12": job("Priority")})) == []
         and not scancelled.exists()
     )
 
@@ -187,12 +187,12 @@ def test_without_a_limit_nothing_is_taken_out(scancelled: Path) -> None:
 def test_a_scancel_that_fails_is_tried_again(scancelled: Path) -> None:
     clock = Clock()
     patience = PendingTimeout(10, clock)
-    lane = [Submission("token", "lane", ("a",), NOW, "host", "12")]
-    assert patience.cancel_overdue(lane, Jobs({"12": job("Priority")})) == []
+    chain = [Submission("token", "chain", ("a",), NOW, "host", "12")]
+    assert patience.cancel_overdue(chain, Jobs({"12": job("Priority")})) == []
     clock.now = NOW + 601
     (scancelled.parent / "down").touch()
-    (line,) = patience.cancel_overdue(lane, Jobs({"12": job("Priority")}))
+    (line,) = patience.cancel_overdue(chain, Jobs({"12": job("Priority")}))
     assert "could not be cancelled" in line and patience.cancelled == {}
     (scancelled.parent / "down").unlink()
-    (line,) = patience.cancel_overdue(lane, Jobs({"12": job("Priority")}))
+    (line,) = patience.cancel_overdue(chain, Jobs({"12": job("Priority")}))
     assert "is cancelled" in line

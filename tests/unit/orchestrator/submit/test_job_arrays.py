@@ -1,4 +1,4 @@
-"""Arrays and lanes: whatever is submitted, and whenever, the limits hold and nothing is left out."""
+"""Arrays and chains: whatever is submitted, and whenever, the limits hold and nothing is left out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import InputError
-from orchestrator.submit.job_arrays import Array, count_lanes, form_arrays
+from orchestrator.submit.job_arrays import Array, count_chains, form_arrays
 from orchestrator.targets.job_request import JobRequest
 
 
@@ -36,7 +36,7 @@ def test_every_bundle_is_in_one_array_of_its_like(
     for array in arrays:
         assert {requests[bundle] for bundle in array.bundles} == {array.request}
         assert 1 <= len(array.bundles) <= max(1, most)
-        assert array.lane in (range(len(loads)) if loads is not None else (None,))
+        assert array.chain in (range(len(loads)) if loads is not None else (None,))
 
 
 @given(some_requests, some_loads, st.integers(1, 7))
@@ -44,35 +44,37 @@ def test_no_more_arrays_than_needed(requests: Mapping[str, JobRequest], loads: l
     for chosen in (None, loads):
         by_kind: dict[object, list[Array]] = defaultdict(list)
         for array in form_arrays(requests, chosen, most):
-            by_kind[array.lane, array.request].append(array)
+            by_kind[array.chain, array.request].append(array)
         for arrays in by_kind.values():
             assert sum(len(array.bundles) < most for array in arrays) <= 1
 
 
 @given(some_requests, some_loads)
-def test_lanes_end_within_one_bundle_of_each_other(requests: Mapping[str, JobRequest], loads: list[float]) -> None:
-    """A lane is given more only while it is the one that is free first."""
+def test_chains_end_within_one_bundle_of_each_other(requests: Mapping[str, JobRequest], loads: list[float]) -> None:
+    """A chain is given more only while it is the one that is free first."""
     ends = Counter(dict(enumerate(loads)))
     longest = 0
     for array in form_arrays(requests, loads, 1000):
-        assert array.lane is not None
-        ends[array.lane] += array.request.minutes * len(array.bundles)  # type: ignore[assignment]
+        assert array.chain is not None
+        ends[array.chain] += array.request.minutes * len(array.bundles)  # type: ignore[assignment]
         longest = max(longest, array.request.minutes)
-    given_more = {array.lane for array in form_arrays(requests, loads, 1000)}
-    assert all(ends[lane] <= min(ends.values()) + longest + 1e-6 for lane in given_more if lane is not None)
+    given_more = {array.chain for array in form_arrays(requests, loads, 1000)}
+    assert all(ends[chain] <= min(ends.values()) + longest + 1e-6 for chain in given_more if chain is not None)
 
 
 @given(st.lists(st.integers(1, 4), min_size=1), some_limits, some_limits)
-def test_one_job_a_lane_keeps_within_the_limits(widths: list[int], max_nodes: int | None, max_jobs: int | None) -> None:
+def test_one_job_a_chain_keeps_within_the_limits(
+    widths: list[int], max_nodes: int | None, max_jobs: int | None
+) -> None:
     if max_nodes is not None and max(widths) > max_nodes:
         with pytest.raises(InputError, match=f"{max_nodes}: a bundle of this sweep takes {max(widths)} nodes"):
-            count_lanes(max(widths), max_nodes, max_jobs)
+            count_chains(max(widths), max_nodes, max_jobs)
         return
-    lanes = count_lanes(max(widths), max_nodes, max_jobs)
-    if lanes is None:
+    chains = count_chains(max(widths), max_nodes, max_jobs)
+    if chains is None:
         assert max_nodes is None and max_jobs is None
         return
-    at_once = sorted(widths)[-lanes:]
+    at_once = sorted(widths)[-chains:]
     assert len(at_once) >= 1
     assert max_jobs is None or len(at_once) <= max_jobs
     assert max_nodes is None or sum(at_once) <= max_nodes

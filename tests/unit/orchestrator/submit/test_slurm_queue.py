@@ -85,11 +85,11 @@ def directives(
     profile: Profile,
     count: int = 1,
     request: JobRequest = REQUEST,
-    lane: int | None = None,
+    chain: int | None = None,
     exclude: Sequence[str] = (),
 ) -> Mapping[str, str]:
     """The options of the batch script, and its last lines under "command" and "setup"."""
-    array = Array(request, tuple(map(str, range(count))), lane)
+    array = Array(request, tuple(map(str, range(count))), chain)
     text = batch_script(BatchJob(STORE, STORE.root / "token", array, profile, "name", exclude))
     words = [line.removeprefix("#SBATCH --").partition("=") for line in text.splitlines() if line.startswith("#SBATCH")]
     assert len({name for name, _, _ in words}) == len(words), "an option given twice"
@@ -140,11 +140,11 @@ def test_whole_nodes_and_cpus_are_asked_for_without_gpus() -> None:
 
 
 @pytest.mark.usefixtures("srun")
-def test_a_lane_is_an_array_of_one_at_a_time_behind_others_of_its_name() -> None:
+def test_a_chain_is_an_array_of_one_at_a_time_behind_others_of_its_name() -> None:
     assert directives(Profile(), 7)["array"] == "0-6%7"
-    lane = directives(Profile(), 7, lane=0)
-    assert (lane["array"], lane["dependency"]) == ("0-6%1", "singleton")
-    assert directives(Profile(), 1, lane=0)["dependency"] == "singleton"
+    chain = directives(Profile(), 7, chain=0)
+    assert (chain["array"], chain["dependency"]) == ("0-6%1", "singleton")
+    assert directives(Profile(), 1, chain=0)["dependency"] == "singleton"
 
 
 @pytest.mark.usefixtures("srun")
@@ -224,8 +224,8 @@ class Slurm(JobMonitor):
 
 
 def test_a_job_that_slurm_knows_is_adopted(sweep: SweepPaths) -> None:
-    left = submission(name="lane")
-    write_submission(sweep, submission("before", "11", name="lane", number=-1))
+    left = submission(name="chain")
+    write_submission(sweep, submission("before", "11", name="chain", number=-1))
     write_submission(sweep, left)
     poll_jobs(sweep, Slurm("11", "12"))
     assert [s.job_id for s in read_submissions(sweep)] == ["11", "12"]

@@ -321,7 +321,7 @@ def test_of_two_jobs_of_one_bundle_the_one_that_lives_counts(sweep: Sweep) -> No
 
 
 def test_an_id_that_slurm_gave_twice_is_the_later_job_s(sweep: Sweep) -> None:
-    """The controller was killed and forgot the first one. Both are of one lane, and have its name."""
+    """The controller was killed and forgot the first one. Both are of one chain, and have its name."""
     sweep.submit("12", (0, 1))
     other = Submission("token-other", "token", ("bundle-other",), 0.0, "host", "12", number=1)
     write_submission(sweep.paths, other)

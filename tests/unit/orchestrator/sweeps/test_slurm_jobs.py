@@ -413,7 +413,7 @@ def test_jobs_are_found_by_their_name_in_queue_and_accounts(scheduler: JobMonito
     others = programs.row("101", "PENDING", "tok"), programs.row("6", "PENDING", "token", NOW - 60)
     programs.say("squeue", *listed, *others)
     programs.accounts({"7": "COMPLETED"})
-    assert scheduler.find("token", NOW) == ("7", "9", "100"), "a lane's name is of earlier jobs too"
+    assert scheduler.find("token", NOW) == ("7", "9", "100"), "a chain's name is of earlier jobs too"
     assert scheduler.find("tok", NOW) == ("101",) and scheduler.find("to", NOW) == ()
     assert "--name=token" in programs.calls("sacct")[0]
     programs.fail("sacct", "sacct: error: Connection refused")
