@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.records.steps import Booleans, Integers, Metric, Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Deviation
+from launch.common.text import numbered
 
 Curves = Mapping[str, Steps]
 
@@ -60,16 +61,11 @@ def incomplete(steps: Steps, expected: Integers, name: str) -> str:
     missing = sorted(set(expected.tolist()) - set(recorded))
     unexpected = sorted(set(recorded) - set(expected.tolist()))
     duplicates = sorted(step for step, count in Counter(recorded).items() if count > 1)
-    parts = [f"{_listed(missing)} missing of {len(expected)}" if missing else ""]
-    parts += [f"{_listed(unexpected)} not expected (steps are {_span(expected)})" if unexpected else ""]
-    parts += [f"{_listed(duplicates)} recorded more than once" if duplicates else ""]
+    parts = [f"{numbered('step', missing, 5)} missing of {len(expected)}" if missing else ""]
+    parts += [f"{numbered('step', unexpected, 5)} not expected (steps are {_span(expected)})" if unexpected else ""]
+    parts += [f"{numbered('step', duplicates, 5)} recorded more than once" if duplicates else ""]
     description = "; ".join(part for part in parts if part) or "steps are out of order"
     return f"{name}: {description}"
-
-
-def _listed(steps: list[int]) -> str:
-    shown = ", ".join(map(str, steps[:5]))
-    return f"step{'s' if len(steps) > 1 else ''} {shown}" + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
 
 
 def _span(expected: Integers) -> str:

@@ -13,6 +13,13 @@ def count(noun: str, number: float) -> str:
     return f"{f'{number:,}' if isinstance(number, int) else f'{number:g}'} {noun if number == 1 else plural}"
 
 
+def numbered(noun: str, numbers: Sequence[object], most: int | None = None) -> str:
+    """Return ``noun`` before the first ``most`` of ``numbers``: "rank 3", "steps 3, 5 and 2 more"."""
+    shown = numbers[:most]
+    rest = f" and {len(numbers) - len(shown)} more" if len(shown) < len(numbers) else ""
+    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, shown))}{rest}"
+
+
 def first_names(names: Sequence[str], most: int = 3) -> str:
     """Return the first ``most`` of ``names`` and the number of the rest: "a; b; and 2 more"."""
     return "; ".join([*names[:most], *([f"and {len(names) - most} more"] if len(names) > most else [])])

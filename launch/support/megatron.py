@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from launch.contract.graph_impls import SCOPE_PARTS
 from launch.contract.spec import Model, RunSpec
 from launch.support.rule import (
     CONFIG,
@@ -57,16 +58,16 @@ def _captures_attention(spec: RunSpec) -> bool:
 
 
 CHECKPOINTED = {
-    "core_attn": {"attention"},
-    "mlp": {"mlp"},
-    "moe": {"router", "preprocessing", "experts"},
-    "shared_experts": {"router"},
+    "core_attn": SCOPE_PARTS["attn"],
+    "mlp": SCOPE_PARTS["mlp"],
+    "moe": SCOPE_PARTS["moe"],
+    "shared_experts": SCOPE_PARTS["moe_router"],
 }
 """The parts of a layer that each module recomputes by Megatron-Core's ``checkpoint``."""
 
 
 def _checkpoints_within_graphs(spec: RunSpec) -> bool:
-    held = (CHECKPOINTED.get(name, set()) for name in spec.training.recomputed)
+    held = (CHECKPOINTED.get(name, frozenset()) for name in spec.training.recomputed)
     return spec.cuda_graph.implementation.takes_scope and any(
         not spec.captured_parts.isdisjoint(parts) for parts in held
     )

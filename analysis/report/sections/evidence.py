@@ -12,7 +12,7 @@ from analysis.report.sections.tables import cell_text, escape, figure, how_to_re
 from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Estimate
 from analysis.verdict.curve_evidence import CurveEvidence
-from launch.common.text import count
+from launch.common.text import count, numbered
 
 PAIR_HEADER = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps compared", "largest loss difference",
                "largest gradient norm difference", "equal bit for bit", "step time")  # fmt: skip
@@ -87,8 +87,7 @@ def _reasons(shown: Sequence[CellResult]) -> list[str]:
             for reason in _pair_reasons(pair, result):
                 repeats.setdefault(reason, []).append(str(pair.repeat))
         for (verdict, text), numbers in repeats.items():
-            name = f"{result.name}, repeat{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
-            lines.append(escape(f"- {verdict}{name}: {text}"))
+            lines.append(escape(f"- {verdict}{result.name}, {numbered('repeat', numbers)}: {text}"))
     return ["\n".join(lines)] if lines else []
 
 

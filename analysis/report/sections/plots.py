@@ -9,7 +9,7 @@ from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import escape
 from analysis.report.selection import MAXIMUM_WORKLOADS, workload_label
 from analysis.sweep.cell_results import CellResult
-from launch.common.text import count
+from launch.common.text import count, numbered
 
 TITLES = {
     "loss": "Loss and its difference",
@@ -45,8 +45,9 @@ def _other_versions(results: Sequence[CellResult]) -> list[str]:
     others = sorted({run.repeat for result in results for run in result.runs if run.attempt} - set(drawn))
     if not others:
         return []
-    left_out = f"repeat{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
-    return [f"The plots leave out {left_out}, of other code, libraries or data than repeat {drawn[0]}."]
+    return [
+        f"The plots leave out {numbered('repeat', others)}, of other code, libraries or data than repeat {drawn[0]}."
+    ]
 
 
 def _equal_curves(results: Sequence[CellResult]) -> list[str]:
