@@ -76,6 +76,8 @@ class Evidence:
     """The memory of the attempt's step, in words, if Slurm ended the step because of it."""
     is_command: bool = False
     """Whether the ranks run the user's own program, which leaves no record before its first step."""
+    last_words: str = ""
+    """The error that the user's program printed last, or its last line."""
     ranks_per_task: int = 1
     """The number of ranks that each process in ``exits`` started."""
     disk_full: str = ""
@@ -143,6 +145,14 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if evidence.ended_by == "cancel":
         return diagnose_as(classes.CANCELLED, evidence.phase, "cancelled while it ran")
     exception = first_exception(evidence.exceptions)
+    if (
+        exception is not None
+        and _is_class(exception, "OBSERVED")
+        and exception.phase == "init"
+        and evidence.exit_code > 0
+    ):
+        # The observer misses steps because the program ended itself with an error before them.
+        return _from_exit(evidence)
     if exception is not None and not _is_consequence(exception, evidence):
         return _from_exception(exception)
     if evidence.ended_by == "job":
@@ -264,8 +274,7 @@ def _from_exit(evidence: Evidence) -> Diagnosis:
     if code >= 0 and evidence.disk_full:
         return diagnose_as(classes.DISK_FULL, phase, evidence.disk_full, rank)
     if code >= 0 and evidence.is_command:
-        before = "" if evidence.phases else " before its first optimizer step"
-        return diagnose_as(classes.PROGRAM, phase, f"the program ended with {_exit_words(code)}{before}", rank)
+        return _from_last_words(evidence, phase, code, rank)
     if code >= 0 and first is None and not evidence.phases:
         return diagnose_as(classes.LAUNCH, phase, f"{_exit_words(code)} before any rank began")
     if code >= 0:
@@ -273,6 +282,15 @@ def _from_exit(evidence: Evidence) -> Diagnosis:
     name = _signal_name(code)
     row = next(row for row in classes.SIGNALS if row.name in (name, "SIGNAL"))
     return Diagnosis(row.outcome, phase, rank, name, f"{_exit_words(code)}, which the supervisor did not send", row.fix)
+
+
+def _from_last_words(evidence: Evidence, phase: Phase, code: int, rank: int | None) -> Diagnosis:
+    """Diagnose a user's program that recorded no exception by what it printed."""
+    before = "" if {*evidence.phases.values()} - {"init"} else " before its first optimizer step"
+    kind, _, message = evidence.last_words.partition(": ")
+    row = classify(kind.rpartition(".")[2], message, phase) or classes.PROGRAM
+    said = f": {evidence.last_words}" if evidence.last_words else ""
+    return diagnose_as(row, phase, f"the program ended with {_exit_words(code)}{before}{said}", rank)
 
 
 def _unlikeliness(rank_exit: RankExit, ranks_with_exceptions: Set[int]) -> int:

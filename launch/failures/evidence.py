@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from launch.common.atomic_files import RecordError
+from launch.common.redact import redact
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.events import Phase, read_events
 from launch.failures.diagnose import EndedBy, Evidence, RankException
 
 Events = Mapping[int, list[dict[str, Any]]]
 """The events of each rank."""
+_ERROR = re.compile(r"(\[rank\d+\]:)?\s*([\w.]*(Error|Exception|Fault)\b|\S+: (error: |can't open file ))")
+_OF_TORCHRUN = "torch/distributed/elastic/"
+"""After a line with this path torchrun prints only that its ranks have failed."""
+_TAIL_BYTES, _MOST_WORDS = 2**14, 300
 
 
 def read_all_events(attempt: AttemptPaths) -> Events:
@@ -39,12 +47,28 @@ def read_evidence(attempt: AttemptPaths, ended_by: EndedBy) -> Evidence:
 
 
 def _exceptions(events: Events) -> tuple[RankException, ...]:
+    # torchrun's own exception only says that a rank has failed.
     return tuple(
         RankException(rank, event["time"], event["phase"], event["type"], event["message"])
         for rank, lines in events.items()
         for event in lines
-        if event["kind"] == "exception"
+        if event["kind"] == "exception" and event["type"] != "ChildFailedError"
     )
+
+
+def last_words(log: Path) -> str:
+    """Return the last line of ``log`` that names an error, else its last line, without secrets; "" if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(-min(_TAIL_BYTES, file.seek(0, 2)), 2)
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [
+        line.strip() for line in takewhile(lambda line: _OF_TORCHRUN not in line, text.splitlines()) if line.strip()
+    ]
+    named = [line for line in lines if _ERROR.match(line)]
+    return redact((named or lines or [""])[-1][:_MOST_WORDS])
 
 
 def record_bytes(attempt: AttemptPaths) -> int:

@@ -13,7 +13,7 @@ from launch.contract.paths import AttemptPaths
 from launch.contract.plan import Limits
 from launch.contract.spec import first_of_task
 from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, diagnose
-from launch.failures.evidence import read_evidence, record_bytes
+from launch.failures.evidence import last_words, read_evidence, record_bytes
 from launch.failures.job_outcome import make_outcome
 
 POLL_SECONDS = 0.1
@@ -64,12 +64,14 @@ def run_attempt(
     started = time.time()
     ended_by = _watch(attempt, ranks, limits, end_request)
     # Collect evidence before ranks are ended below, because that is not the cause of the failure.
+    exits = ranks.exits()
     evidence = ranks.ask_scheduler(
         replace(
             read_evidence(attempt, ended_by),
             exit_code=ranks.poll() or 0,
-            exits=ranks.exits(),
+            exits=exits,
             is_command=is_command,
+            last_words=last_words(attempt.log(exits[0].rank if exits else 0)) if is_command else "",
             ranks_per_task=ranks_per_task,
             limit_seconds=limits.hang_seconds if ended_by == "hang" else limits.run_seconds,
         )

@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> None:
         os.chdir(spec.command.workdir)
         os.execvpe(words[0], words, variables)
     except OSError as error:
-        raise EnvironmentFault(f"command.run cannot start: {os.fsdecode(error.filename)}: {error.strerror}") from None
+        raise EnvironmentFault(
+            f"command.run cannot start: {words[0]} in {spec.command.workdir}: {error.strerror}"
+        ) from None
 
 
 def program_variables(spec: RunSpec, attempt: AttemptPaths, inherited: Mapping[str, str]) -> dict[str, str]:

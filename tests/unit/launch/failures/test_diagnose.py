@@ -25,6 +25,7 @@ from launch.failures.diagnose import (
     is_explained,
     without_spec,
 )
+from launch.failures.evidence import last_words
 from launch.failures.job_outcome import make_outcome
 from launch.slurm.job_states import ENDED, stage_of
 
@@ -490,3 +491,30 @@ def test_a_program_of_the_users_own_that_shows_nothing_is_no_failed_launch() -> 
         found = diagnose(Evidence(ended_by, code, {}, is_command=True))
         assert (found.outcome, found.failure_class, found.infrastructure) == (outcome, name, False)
         assert found.remedy
+
+
+SAID = {
+    "ModuleNotFoundError: No module named 'mine'": ("ENVIRONMENT", "IMPORT"),
+    "/bin/python: can't open file '/a/train.py': [Errno 2] No such file or directory": ("ENVIRONMENT", "NO_PROGRAM"),
+    "launch.contract.errors.EnvironmentFault: command.run cannot start: mine in /a": ("ENVIRONMENT", "NO_PROGRAM"),
+    "train.py: error: unrecognized arguments: --graphs": ("FAILED", "PROGRAM"),
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_a_program_that_ends_before_its_first_step_is_judged_by_what_it_printed(said: str, tmp_path: Path) -> None:
+    log = tmp_path / "rank0.log"
+    log.write_text(f"Traceback\n{said}\nE1 torch/distributed/elastic/api.py] failed\nChildFailedError:\n====\n")
+    observed = RankException(0, 1.0, "init", "ProgramError", "the program ended after 0 of 12 steps")
+    for exceptions in ((), (observed,)):
+        evidence = Evidence("itself", 2, {0: "init"}, exceptions, is_command=True, last_words=last_words(log))
+        found = diagnose(evidence)
+        assert (found.outcome, found.failure_class) == SAID[said]
+        assert found.message == f"the program ended with exit code 2 before its first optimizer step: {said}"
+
+
+def test_the_last_line_is_what_a_program_said_if_none_names_an_error(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.log"
+    assert last_words(log) == ""
+    log.write_text("x" * 20_000 + "\nno license left \n\n")
+    assert last_words(log) == "no license left"
