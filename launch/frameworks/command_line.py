@@ -24,7 +24,8 @@ PLACEHOLDERS = frozenset(
 """All placeholders: those of ``PLACES``, and the fields of these sections."""
 _USED = ("steps", "deterministic", "global_batch_size", "sequence_length", "tp", "pp", "vpp", "ep", "etp", "cp", "dp")
 """Settings that need no placeholder: frameworks get flags for them, and reports count tokens and ranks."""
-_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_PLACEHOLDER = re.compile(r"\{(\{[a-z_]+\})\}|\{([a-z_]+)\}")
+"""``{name}``. A program that shall read these characters itself gets them by ``{{name}}``."""
 _LAUNCHER = re.compile(r"(ba)?sh|torchrun|accelerate|deepspeed|(python|\{python\})[\d.]*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _NO_SCRIPT = re.compile(r"-[a-zA-Z]*c|-m(?! (torch\.distributed\.|accelerate\.))")
@@ -33,22 +34,24 @@ _NO_SCRIPT = re.compile(r"-[a-zA-Z]*c|-m(?! (torch\.distributed\.|accelerate\.))
 def command_words(spec: RunSpec, places: Mapping[str, str]) -> tuple[str, ...]:
     """Return the program of ``spec`` and its arguments. Placeholders of ``PLACES`` that ``places`` lacks stay as they are."""
     values = {**_values(spec), **places}
-    return tuple(_PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in _words(spec))
+    return tuple(
+        _PLACEHOLDER.sub(lambda found: found[1] or values.get(found[2], found[0]), word) for word in _words(spec)
+    )
 
 
 def unknown_placeholders(words: str) -> tuple[str, ...]:
     """Return the names in braces that are never filled in."""
-    return tuple(dict.fromkeys(name for name in _PLACEHOLDER.findall(words) if name not in PLACEHOLDERS))
+    return tuple(dict.fromkeys(name for _, name in _PLACEHOLDER.findall(words) if name and name not in PLACEHOLDERS))
 
 
 def unused_settings(spec: RunSpec) -> tuple[str, ...]:
     """Return the settings of ``spec`` that neither its program nor this project uses. Those at their defaults do not count."""
-    words = " ".join(_words(spec))
+    used = {*_USED, *(name for _, name in _PLACEHOLDER.findall(" ".join(_words(spec))))}
     return tuple(
         f"{section}.{name}"
         for section, usual in (("training", Training()), ("parallelism", Parallelism()))
         for name, value in vars(getattr(spec, section)).items()
-        if value != getattr(usual, name) and name not in _USED and f"{{{name}}}" not in words
+        if value != getattr(usual, name) and name not in used
     )
 
 

@@ -117,10 +117,9 @@ def _check_placeholders(words: Any) -> Flaw | None:
     unknown = unknown_placeholders(str(words))
     if not unknown:
         return None
-    known = "a field of training, parallelism or placement, or " + ", ".join((*PLACES, "world_size"))
-    return Flaw(
-        f"{{{unknown[0]}}} is not a placeholder", suggestion(unknown[0], PLACEHOLDERS, f"write in braces {known}")
-    )
+    name, known = unknown[0], "a field of training, parallelism or placement, or " + ", ".join((*PLACES, "world_size"))
+    fix = f"write in braces {known}; for the characters {{{name}}} themselves write {{{{{name}}}}}"
+    return Flaw(f"{{{name}}} is not a placeholder", suggestion(name, PLACEHOLDERS, fix))
 
 
 def _check_command(run: str) -> Flaw | None:

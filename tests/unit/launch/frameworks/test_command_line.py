@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from launch.contract.spec import Command, CudaGraph, Parallelism, Placement, RunSpec, Training
-from launch.frameworks.command_line import command_words, script_of
+from launch.frameworks.command_line import command_words, script_of, unknown_placeholders
 from launch.support import unsupported
 
 SCOPES = CudaGraph("transformer_engine", ("attn", "moe_router"))
@@ -63,6 +63,13 @@ def test_the_command_of_a_run(command: Command, graph: CudaGraph, words: str) ->
 def test_places_are_filled_when_a_run_starts_and_a_gpu_takes_steps_to_profile() -> None:
     spec = RunSpec("command", command=Command(run="{python} t.py --out {output} {steps}"), placement=Placement("cuda"))
     assert command_words(spec, {"python": "py", "output": "/a"}) == ("py", "t.py", "--out", "/a", "103")
+
+
+def test_doubled_braces_are_the_program_s_own() -> None:
+    run = """t --run {{seed}}-{seed} --sizes '{"a": {"b": 1}}' {{{nobody}}}"""
+    spec = RunSpec("command", command=Command(run=run))
+    assert command_words(spec, {})[2:] == ("{seed}-1234", "--sizes", '{"a": {"b": 1}}', "{{nobody}}")
+    assert unknown_placeholders(run) == () and unknown_placeholders("{a} {{b}}") == ("a",)
 
 
 @pytest.mark.parametrize(
