@@ -60,7 +60,6 @@ VALUES: Mapping[str, Callable[[Sequence[str]], Mapping[str, Any]]] = {
     "window_size": lambda words: {"model.window_size": int(re.findall(r"-?\d+", " ".join(words))[0]) + 1},
     "softmax_type": lambda words: {"model.attention_sinks": {"vanilla": False, "learnable": True}[words[0]]},
     "fp8_format": lambda words: {"training.fp8": "delayed"},
-    "exp_avg_sq_dtype": lambda words: {"training.optimizer_precision": {"fp32": "fp32", "bf16": "lean"}[words[0]]},
 }
 """Flags whose words are not those of a recipe. The functions raise LookupError or ValueError for words that no recipe has."""
 NEEDED = {
@@ -275,6 +274,8 @@ def _derived(flags: Flags, settings: Mapping[str, Any]) -> dict[str, Any]:
         derived["model.vocab_size"] = -(-tokens // multiple) * multiple
     if flags.get("fp8_recipe") == ["tensorwise"]:
         derived["training.fp8"] = "current"
+    if all(flags.get(name) == ["bf16"] for name in ("exp_avg_dtype", "exp_avg_sq_dtype")):
+        derived["training.optimizer_precision"] = "lean"
     if "num_experts" not in flags:
         derived["model.moe_router_topk"] = 0
     if "train_iters" not in flags:

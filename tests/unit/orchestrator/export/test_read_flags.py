@@ -113,6 +113,14 @@ def test_what_a_recipe_does_not_express_is_said() -> None:
     assert "without a counterpart in a recipe: --log-interval 1" in notes
 
 
+def test_an_optimizer_is_lean_if_both_its_moments_are(tmp_path: Path) -> None:
+    read = read_command(
+        f"x.py {MODEL} --bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --use-precision-aware-optimizer"
+    )
+    assert spec_of(read.text, tmp_path).training.optimizer_precision == "lean"
+    assert "precision of the whole" not in "".join(read.notes)
+
+
 def test_the_spellings_of_before_are_read(tmp_path: Path) -> None:
     flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --num-layers-per-virtual-pipeline-stage 1"
     spec = spec_of(read_command(f"pretrain_gpt.py {flags} --enable-cuda-graph").text, tmp_path)
@@ -192,6 +200,8 @@ NOTED = {
     f"x.py {MODEL} --num-experts 4": ROUTER,
     f"x.py {MODEL} --num-experts 4 --moe-router-dtype fp64": "--moe-router-dtype fp64: the recipe's cells train with",
     f"x.py {MODEL} --mtp-num-layers 1": "--mtp-num-layers 1: no engine here has multi-token prediction: run your own",
+    f"x.py {MODEL} --exp-avg-sq-dtype bf16": "--exp-avg-sq-dtype bf16: a recipe names the precision of the whole",
+    f"x.py {MODEL} --exp-avg-dtype bf16": "--exp-avg-dtype bf16: a recipe names the precision of the whole",
     f"x.py {MODEL} -p 3": "without a counterpart in a recipe: -p 3",
     f"cd x && x.py {MODEL} 2>&1 | tee --append log; echo --lr 2": "",
     f"x.py {MODEL} > log --eval-iters 3": "",
