@@ -21,6 +21,8 @@ from orchestrator.recipe.yaml_reader import dump
 RECIPE_FILE = "wrap.yaml"
 _OF_GRAPHS = re.compile(r"graph|compile|rng.tracker|check.for.nan", re.IGNORECASE)
 """Names that trainers give to graph settings, and to what their graphs need."""
+_GRAPH_MODES = re.compile(r"reduce.overhead|max.autotune")
+"""Modes of torch.compile with graphs."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,20 @@ class WrappedCommands:
     def _find_other_differences(self) -> Iterator[Problem]:
         """Yield the differences that are not graph settings, and that nobody allowed.
 
-        A flag that only one command has may be any program's graph switch, but not that of a known trainer.
+        A flag that only one command has may be the graph switch of any program, but not of a known trainer. It is not the
+        switch if another flag has a name of graphs, or if there are several such flags.
         """
         trainer = _trainer_of([*self._words[0], *self._words[1]])
-        allowed = {name.lstrip("-") for name in self.margins.allow_differences}
-        for found in self.differences:
-            name, is_switch = found.name.lstrip("-"), not trainer and None in (found.eager, found.graphed)
-            if name and not is_switch and not _OF_GRAPHS.search(name) and name not in allowed:
+        allowed = {"", *(name.lstrip("-") for name in self.margins.allow_differences)}
+        named = [found for found in self.differences if _is_of_graphs(found)]
+        others = [one for one in self.differences if one not in named and one.name.lstrip("-") not in allowed]
+        lone = [one for one in others if None in (one.eager, one.graphed)]
+        switch = lone if len(lone) == 1 and not (named or trainer) else []
+        for one in others:
+            if one not in switch:
                 why = f"it is not a graph setting of {trainer}" if trainer else "the programs may train differently"
-                fix = f"make both commands equal in it, or allow it: --allow-difference {name}"
-                yield Problem("--graphed", f"{found.text.replace('`', '')}; {why}", fix)
+                fix = f"make both commands equal in it, or allow it: --allow-difference {one.name.lstrip('-')}"
+                yield Problem("--graphed", f"{one.text.replace('`', '')}; {why}", fix)
 
     @property
     def recipe(self) -> str:
@@ -105,6 +111,10 @@ class WrappedCommands:
                 name: [*value] if isinstance(value, tuple) else value for name, value in chosen.items()
             }
         return dump(content)
+
+
+def _is_of_graphs(found: FlagDifference) -> bool:
+    return bool(_OF_GRAPHS.search(found.name) or _GRAPH_MODES.search(f"{found.eager} {found.graphed}"))
 
 
 def _words(option: str, command: str) -> Sequence[str]:

@@ -20,7 +20,7 @@ PAIRS = [
     ("python t.py --graphs 0 --x", "python t.py --graphs 1 --x", ""),
     ('GRAPHS=0 python t.py \'{"a": {"b": 1}}\'', 'GRAPHS=1 python t.py \'{"a": {"b": 1}}\'', "env "),
     ("torchrun t.py --no-graphs", "torchrun t.py", ""),
-    ("python t.py", "GR=1 python t.py --graphs", "env "),
+    ("python t.py", "GRAPH=1 python t.py --graphs", "env "),
     ("GR=0 python t.py", "python t.py", "env "),
 ]
 
@@ -65,7 +65,11 @@ MEGATRON = "python t.py --train-iters 9"
         ("python t.py --lr 1e-3", "python t.py --g --lr=1e-4", "lr"),
         ("python t.py --lr=1e-3 x", "python t.py --lr=1e-3 --g x", ""),
         ("python t.py --lr -1", "python t.py --lr -2 --g", "lr"),
-        ("python t.py --x", "python t.py --g --lr 1e-4 --x", ""),
+        ("python t.py --x", "python t.py --g --lr 1e-4 --x", "lr"),
+        ("python t.py --compile --mode default", "python t.py --compile --mode reduce-overhead", ""),
+        ("python t.py", "python t.py --compile --mode reduce-overhead", ""),
+        ("python t.py", "python t.py --compile --lr 0.1", "lr"),
+        ("python t.py --amp", "python t.py --compile", "amp"),
         ("python t.py optim.lr=1 graphs=0", "python t.py +optim.lr=2 graphs=1", "optim.lr"),
         ("python t.py model/kind=a", "python t.py model/kind=b g=1", "model/kind"),
         ("python t.py -b32", "python t.py -b64 --g", "b"),
