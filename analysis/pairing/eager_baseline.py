@@ -10,6 +10,8 @@ import numpy as np
 from analysis.records.run import Digests, Run, attempts_of
 from analysis.records.steps import Steps
 from analysis.verdict.completeness import incomplete
+from analysis.verdict.curve_difference import METRICS
+from analysis.verdict.curve_evidence import bitwise_prefix
 from analysis.verdict.noise_floor import NoiseFloor, noise_floor
 from launch.contract.plan import Cell
 
@@ -64,7 +66,25 @@ def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerBaseline:
             else:
                 complete.setdefault(attempt.digests, {})[run.repeat] = attempt.steps
     repeats = tuple(run for run in runs if not run.perturbed)
-    return EagerBaseline(repeats, complete, perturbed, _missing_run(runs, cell) if cell.perturbed else None)
+    first = cell.run_spec.first_compared
+    alike = {
+        digests: steps
+        for digests, steps in perturbed.items()
+        if not _differs_before(first, steps, tuple(complete.get(digests, {}).values()))
+    }
+    return EagerBaseline(repeats, complete, alike, _missing_run(runs, cell) if cell.perturbed else None)
+
+
+def _differs_before(first: int, perturbed: Steps, repeats: Sequence[Steps]) -> bool:
+    """Return whether ``perturbed`` differs from equal eager ``repeats`` before it is perturbed, as on a different machine.
+
+    Its distance from them then shows more than rounding, and would hide faults. Repeats that differ show such noise themselves.
+    """
+    before = slice(first)
+    return bool(repeats) and (
+        bitwise_prefix(repeats[:1], repeats, before, METRICS) == first
+        and bitwise_prefix(repeats[:1], [perturbed], before, METRICS) < first
+    )
 
 
 def _missing_run(runs: Sequence[Run], cell: Cell) -> MissingRun:
@@ -73,5 +93,9 @@ def _missing_run(runs: Sequence[Run], cell: Cell) -> MissingRun:
     ended = next(iter(attempts_of(run for run in runs if run.perturbed)), None)
     if ended is None:
         return MissingRun(run_id, "run `python -m orchestrator resume` on the sweep to start that run")
-    status = "has other code, libraries or data" if ended.outcome.results_intact else f"ended {ended.outcome.outcome}"
+    status = (
+        "has other code, libraries or data than the eager repeats, or differs from them before it is perturbed"
+        if ended.outcome.results_intact
+        else f"ended {ended.outcome.outcome}"
+    )
     return MissingRun(run_id, f"the perturbed run {status}: move its folder runs/{run_id} away and resume the sweep")

@@ -15,7 +15,7 @@ from analysis.graphs.replay_check import Replay, check_replay
 from analysis.pairing.eager_baseline import EagerBaseline
 from analysis.pairing.first_replay import check_first_replay
 from analysis.pairing.flaky_attempts import contradictions
-from analysis.pairing.parameter_updates import check_updates
+from analysis.pairing.parameter_updates import check_end, check_updates
 from analysis.pairing.precapture_check import capture_step, check_agreement, check_phases
 from analysis.pairing.printed_metrics import check_digits, check_sources
 from analysis.pairing.program_settings import check_settings
@@ -169,7 +169,10 @@ def _judge_pair(
         return changed
     if disagree := check_agreement([eager.steps, *others], graphed.steps, captured, margins, equal):
         return disagree
-    return check_digits(eager, graphed, exact, margins) if spec.engine == "command" else exact
+    if spec.engine == "command":
+        return check_digits(eager, graphed, exact, margins)
+    # With this overlap, parameters of other ranks arrive in the next forward pass.
+    return exact if spec.parallelism.overlap_param_gather else check_end(exact, eager, graphed, repeats)
 
 
 def _ended_well(attempt: Attempt) -> bool:

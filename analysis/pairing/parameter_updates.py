@@ -1,10 +1,12 @@
-"""Check that the optimizers of a pair change parameters after the capture, by digests that each rank recorded.
+"""Check what the optimizers of a pair do to parameters after the capture, by digests that each rank recorded.
 
 At a low learning rate, the loss does not show that a graphed optimizer never steps, because losses vary more from batch to
 batch.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from analysis.records.run import Attempt
 from analysis.verdict.verdict import Verdict
@@ -28,6 +30,28 @@ def check_updates(eager: Attempt, graphed: Attempt) -> Verdict | None:
     return None
 
 
+def check_end(exact: Verdict | None, eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) -> Verdict | None:
+    """Return ``exact``, or INCONCLUSIVE instead of BITWISE if parameters differ at the end of runs with equal curves.
+
+    A curve does not show the last update, or a parameter that no later loss depends on. If the eager ``repeats`` end with
+    different parameters themselves, nothing follows.
+    """
+    others = [{rank: last for rank, (_, last) in one.parameters.items()} for one in (eager, *repeats)]
+    differing = [
+        str(rank)
+        for rank, (_, last) in sorted(graphed.parameters.items())
+        if len(found := {one[rank] for one in others if rank in one}) == 1 and last not in found
+    ]
+    if exact is None or exact.verdict != "BITWISE" or not differing:
+        return exact
+    ranks = f"rank{'s' if len(differing) > 1 else ''} {', '.join(differing)}"
+    reason = (
+        f"losses and gradient norms are equal bit for bit, but the parameters of {ranks} differ after the last step"
+    )
+    return Verdict("INCONCLUSIVE", reason, _CAPTURE, exact.evidence)
+
+
 def both_update(eager: Attempt, graphed: Attempt) -> bool:
     """Return whether both runs are known to change parameters after the capture."""
-    return all(attempt.updates and all(attempt.updates.values()) for attempt in (eager, graphed))
+    known = eager.updates.keys() == graphed.updates.keys() != set()
+    return known and all((*eager.updates.values(), *graphed.updates.values()))

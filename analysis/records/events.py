@@ -158,10 +158,13 @@ def notes_of(events: Events) -> tuple[str, ...]:
     return tuple(str(event.get("message", "")) for rank in events for event in events[rank] if is_of(event, "note"))
 
 
-def parameter_updates(events: Events) -> dict[int, bool]:
-    """Return whether a rank's parameter digests differ, for each rank that recorded two."""
-    digests = {rank: [e.get("digest") for e in lines if is_of(e, "parameters")] for rank, lines in events.items()}
-    return {rank: found[0] != found[-1] for rank, found in digests.items() if len(found) > 1}
+def parameter_digests(events: Events) -> dict[int, tuple[str, str]]:
+    """Return each rank's first and last digest of its parameters, if it recorded two."""
+    digests = {
+        rank: [str(event.get("digest")) for event in lines if is_of(event, "parameters")]
+        for rank, lines in events.items()
+    }
+    return {rank: (found[0], found[-1]) for rank, found in digests.items() if len(found) > 1}
 
 
 def last_of_kind(

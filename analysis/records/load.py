@@ -25,7 +25,7 @@ from analysis.records.events import (
     measured_seconds,
     memory_of,
     notes_of,
-    parameter_updates,
+    parameter_digests,
     phase_seconds,
     read_events,
 )
@@ -176,7 +176,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         proofs=last_of_kind(events, "proof", _graph_stats, problems),
         probes=last_of_kind(events, "probe", lambda event: from_json(Probe, event["probe"]), problems),
         last_steps=last_steps(events),
-        updates=parameter_updates(events),
+        parameters=parameter_digests(events),
         sketches=_by_step(
             all_of_kind(events, "gradients", lambda event: from_json(StepSketch, event["sketch"]), problems)
         ),

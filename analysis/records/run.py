@@ -69,10 +69,15 @@ class Attempt(EndedAttempt):
     measured_seconds: float
     """How long rank 0 spent on the measured steps by its host's clock, or 0 if it did not record it."""
     phase_seconds: Mapping[Phase, float]
-    updates: Mapping[int, bool]
-    """Whether parameters changed after the capture; ranks that did not record it are left out."""
+    parameters: Mapping[int, tuple[str, str]]
+    """The digests of parameters after the capture and at the end; ranks that did not record both are left out."""
     sketches: Mapping[int, Mapping[tuple[int, str], GradientSketch]]
     """Gradients by step, then by rank and parameter."""
+
+    @property
+    def updates(self) -> Mapping[int, bool]:
+        """Whether the parameters of each rank changed after the capture."""
+        return {rank: first != last for rank, (first, last) in self.parameters.items()}
 
     @property
     def fingerprint(self) -> tuple[object, ...]:

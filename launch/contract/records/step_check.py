@@ -6,6 +6,7 @@ with the first layer's output moved by one unit in the last place.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,7 +35,7 @@ class TensorDifference:
     @property
     def in_noise(self) -> float:
         """Return the difference in units of the noise."""
-        return self.difference / self.noise
+        return _in_noise(self.difference, self.noise)
 
     @property
     def is_fault(self) -> bool:
@@ -55,12 +56,17 @@ class RoutingDifference:
 
     @property
     def in_noise(self) -> float:
-        """Return the gap in units of the noise; infinity if there is a gap but no noise."""
-        return self.gap / self.noise if self.noise else (float("inf") if self.gap else 0.0)
+        """Return the gap in units of the noise."""
+        return _in_noise(self.gap, self.noise)
 
     @property
     def is_fault(self) -> bool:
         return self.in_noise > NOISE_MULTIPLE
+
+
+def _in_noise(size: float, noise: float) -> float:
+    """Return ``size`` in units of ``noise``; infinity if there is no noise."""
+    return size / noise if noise else (math.inf if size else 0.0)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from launch.common.atomic_files import write_text
 from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason, read_plan
+from launch.contract.spec import RunSpec
 from tests.records import AttemptRecord, Extra, attempt_record, workload_spec, write_attempt, write_sweep
 
 Edit = Callable[[AttemptRecord], None]
@@ -153,6 +154,33 @@ def keep_parameters(run: AttemptRecord) -> None:
     """The optimizer never steps after the capture."""
     for event in (event for events in run.events.values() for event in events if event["kind"] == "parameters"):
         event["digest"] = "first"
+
+
+def end_elsewhere(run: AttemptRecord, rank: int) -> None:
+    """The last update, or one of a parameter that no loss depends on, has another result."""
+    for event in run.events[rank]:
+        if event["kind"] == "parameters" and event["digest"] == "last":
+            event["digest"] = f"of repeat {run.spec.repeat}, {run.spec.cuda_graph.label}"
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "verdict"),
+    [
+        (lambda spec: spec.graphed and spec.repeat == 1, "INCONCLUSIVE"),
+        (lambda spec: spec.repeat == 1, "BITWISE"),
+    ],
+    ids=["a graphed run", "eager runs too"],
+)
+def test_equal_curves_with_other_parameters_at_the_end_are_not_bitwise(
+    tmp_path: Path, elsewhere: Callable[[RunSpec], bool], verdict: str
+) -> None:
+    def edit(run: AttemptRecord) -> None:
+        if elsewhere(run.spec):
+            end_elsewhere(run, 1)
+
+    found = graphed_result(write_sweep(tmp_path, ranks=2, edit=edit)).verdict
+    assert found and found.verdict == verdict
+    assert ("the parameters of rank 1 differ after the last step" in found.reason) == (verdict == "INCONCLUSIVE")
 
 
 @pytest.mark.parametrize("near", [0.0, 1e-5])

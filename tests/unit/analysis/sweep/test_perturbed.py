@@ -80,6 +80,21 @@ def test_a_perturbed_run_that_failed_tells_nothing(tmp_path: Path) -> None:
     assert found.verdict and "the perturbed run ended CUDA_OOM: move its folder runs/eager-" in found.verdict.fix
 
 
+def test_a_perturbed_run_of_another_machine_hides_no_fault(tmp_path: Path) -> None:
+    """Such a run differs from equal eager repeats before it is perturbed, and clean step checks would excuse the rest."""
+
+    def edit(run: AttemptRecord) -> None:
+        noise = np.random.default_rng(0).normal(0, 0.05, len(run.metrics))
+        for step, change in list(zip(run.metrics, noise, strict=True))[2 if run.spec.perturbed else len(noise) :]:
+            step["loss"] += change
+        run.metrics[60]["loss"] += 0.2 * run.spec.graphed
+
+    sweep = write_sweep(tmp_path, perturbed=True, step_checks=5, edit=edit)
+    verdict = compare_cells(load(sweep))[1].verdict
+    assert verdict and verdict.verdict == "INCONCLUSIVE" and "first at step 60" in verdict.reason
+    assert "differs from them before it is perturbed: move its folder" in verdict.fix
+
+
 def grows(run: AttemptRecord) -> None:
     """Let the difference of graphed runs double at the end, up to half a margin."""
     if run.spec.graphed:

@@ -74,6 +74,12 @@ def test_a_fault_in_one_step_of_one_rank_is_a_divergence_whatever_the_curves_say
     assert "gradient of layers.3.mlp.down" in reason and "step 62, rank 1, repeat 1" in reason
 
 
+def test_a_difference_without_any_noise_is_a_fault(tmp_path: Path) -> None:
+    exact = TensorDifference("gradient of head.weight", 1e-6, noise=0.0)
+    verdict, reason = verdict_of(compared(tmp_path, lambda run: check_of(run, 62, found(62, exact))))
+    assert verdict == "DIVERGED" and "rounding explains only 0" in reason
+
+
 def test_tokens_that_move_further_than_rounding_are_a_divergence(tmp_path: Path) -> None:
     moved = RoutingDifference("router of layer 1, micro-batch 0", 3, gap=0.1, noise=0.1 / NOISE_MULTIPLE / 1.01)
     result = compared(tmp_path, lambda run: check_of(run, 4, found(4, routing=(moved,))))
