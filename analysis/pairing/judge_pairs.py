@@ -8,7 +8,7 @@ eager run, contradicts it (analysis.pairing.flaky_attempts).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,11 +22,14 @@ from analysis.pairing.parameter_updates import both_update
 from analysis.records.run import Digests
 from analysis.records.steps import Steps
 from analysis.verdict import ladder
-from analysis.verdict.curve_evidence import CurveEvidence, measure_differences
+from analysis.verdict.curve_difference import METRICS
+from analysis.verdict.curve_evidence import CurveEvidence, bitwise_prefix, measure_differences
 from analysis.verdict.verdict import Verdict, worst
 from launch.contract.plan import Margins
 
 _HOW_OFTEN = "correct this first; more repeats in a sweep of its own show how often it happens"
+
+_ONE_MACHINE = "run all repeats on one machine, in a sweep with another name"
 
 Curves = Mapping[str, Steps]
 
@@ -115,11 +118,33 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
     verdict = _judge_together(eager, pairs, margins, others, perturbed, looks)
     if verdict.noisy:
         # Noise does not explain a flaky attempt, and step checks cover only the attempts that count.
-        flaky = (*(text for pair in pairs for text in pair.flaky_attempts.values()), *others.deviating)
-        verdict = replace(verdict, reason="; ".join((verdict.reason, *flaky)), noisy=not flaky)
+        flaky = (text for pair in pairs for text in pair.flaky_attempts.values())
+        conditions = tuple(_other_conditions(pairs))
+        causes = (*flaky, *others.deviating, *conditions)
+        fix = _ONE_MACHINE if conditions else verdict.fix
+        verdict = replace(verdict, reason="; ".join((verdict.reason, *causes)), fix=fix, noisy=not causes)
     if perturbed is None and baseline.missing and _may_be_rounding(verdict):
         verdict = _await_perturbed(verdict, baseline.missing)
     return _Group(eager, perturbed, verdict, not others.exist and any(pair.exact is None for pair in pairs))
+
+
+def _other_conditions(pairs: Sequence[Pair]) -> Iterator[str]:
+    """Yield why the distance of eager repeats is not the noise of a pair: each repeat ran on its own machine, or the like.
+
+    Before the capture, noise makes a graphed run differ from its own eager run as well. After it, some pair must differ.
+    """
+    before = slice(_first_compared(pairs))
+    eager, graphed = zip(*((one.steps, other.steps) for one, other in (pair.attempts for pair in pairs)), strict=True)
+    pairs_agree = all(
+        bitwise_prefix([one], [other], before, METRICS) == before.stop
+        for one, other in zip(eager, graphed, strict=True)
+    )
+    some_differ = any(pair.exact is None for pair in pairs)
+    if some_differ and pairs_agree and bitwise_prefix(eager[:1], eager, before, METRICS) < before.stop:
+        yield (
+            "before the capture, eager repeats differ, but each graphed run equals its own eager run: repeats ran under different "
+            "conditions, such as other machines, so their distance is not the noise of a pair"
+        )
 
 
 def _may_be_rounding(verdict: Verdict) -> bool:

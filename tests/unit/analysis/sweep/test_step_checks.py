@@ -100,6 +100,20 @@ def test_clean_checks_stand_in_for_curves_that_noise_hides(tmp_path: Path) -> No
     assert {pair.verdict.verdict for pair in result.pairs} == {"EQUIVALENT (step-checked)"}
 
 
+@pytest.mark.parametrize(("fault", "verdict"), [(0.1, "INCONCLUSIVE"), (0.0, "EQUIVALENT (step-checked)")])
+def test_repeats_of_other_machines_excuse_no_fault(tmp_path: Path, fault: float, verdict: str) -> None:
+    """Eager repeats of two machines differ from step 2 on, and graphed runs equal those of their own machine."""
+
+    def edit(run: AttemptRecord) -> None:
+        of_machine = np.random.default_rng(0).normal(0, 0.05, len(run.metrics)) * run.spec.repeat
+        for step, change in list(zip(run.metrics, of_machine, strict=True))[2:]:
+            step["loss"] += change
+        run.metrics[60]["loss"] += fault * (run.spec.graphed and run.spec.repeat == 0)
+
+    found, reason = verdict_of(compared(tmp_path, edit))
+    assert found == verdict and ("their distance is not the noise of a pair" in reason) == (fault > 0)
+
+
 @pytest.mark.parametrize("phase", ["warmup", "capture", "probe"])
 def test_a_check_where_nothing_is_replayed_stands_in_for_nothing(tmp_path: Path, phase: str) -> None:
     def edit(run: AttemptRecord) -> None:
