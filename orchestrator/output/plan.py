@@ -37,6 +37,14 @@ def warn_missing_programs(problems: Sequence[Problem]) -> None:
         )
 
 
+def warn_changed_programs(folders: Sequence[str], plan: Plan) -> None:
+    for folder in folders:
+        sys.stderr.write(
+            f"{folder}: its code has changed since the runs on disk, and they are not repeated\n    to run it as it is now, give "
+            f"the sweep another name: name={plan.name}_2\n"
+        )
+
+
 def warn_two_scripts(eager: str, graphed: str) -> None:
     if eager != graphed:
         sys.stderr.write(

@@ -47,6 +47,10 @@ def test_a_script_becomes_a_report(host: Host) -> None:
     text = (host.sweep("mine").report / "report.md").read_text()
     assert "not applicable on a CPU: 1 compiled function" in text
     assert "| program.command | {python} train.py 110" in text and "| choices.loss | printed |" in text
+    assert "has changed" not in host.run("sweep", host.write(content)).stderr
+    (host.folder / "train.py").write_text(PROGRAM + "\n")
+    again = host.run("sweep", host.write(content))
+    assert f"{host.folder}: its code has changed since the runs on disk" in again.stderr and "4 on disk" in again.stdout
 
 
 HUGGINGFACE = """
