@@ -240,14 +240,14 @@ def _other_kernels(graphed: GraphedStep, eager: EagerStep) -> bool:
     return all(abs(own - baseline) > NEAR * baseline for own, baseline in pairs)
 
 
-def eager_step(attempts: Sequence[Attempt], ranks: int, step_ms: float | None = None) -> EagerStep | str:
-    """Return a step of the eager ``attempts`` with complete records, or why there is none. ``step_ms`` is the pairs' figure."""
-    found = _timed_eager(attempts, ranks, step_ms)
+def eager_step(attempts: Sequence[Attempt], ranks: int) -> EagerStep | str:
+    """Return a step of the eager ``attempts`` with complete records, or why there is none."""
+    found = _timed_eager(attempts, ranks)
     return found if isinstance(found, str) else found.doubt or found
 
 
-def _timed_eager(attempts: Sequence[Attempt], ranks: int, step_ms: float | None) -> EagerStep | str:
-    """Return the same without checking it against its kernels."""
+def _timed_eager(attempts: Sequence[Attempt], ranks: int, step_ms: float | None = None) -> EagerStep | str:
+    """Return the same without checking it against its kernels. ``step_ms`` is the step time of the pairs, if there are any."""
     sound = [attempt for attempt in attempts if is_sound(attempt)]
     if not sound:
         return "no eager run ended with complete records"

@@ -33,7 +33,7 @@ REQUIRED_DIGESTS = ("code", "data", "libraries")
 """Digests that both runs must record."""
 _IDENTITY = ("versions.", "packages.", "code.", "data_digest", "digests.")
 _MACHINE = ("hardware.", "settings.")
-_RESUME = "run `python -m orchestrator resume --unfinished` on the sweep"
+_RESUME = "run `python -m orchestrator resume` on the sweep"
 
 
 @dataclass(frozen=True)

@@ -55,14 +55,9 @@ def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[Ba
     }
     chains = count_chains(max((r.nodes for r in requests.values()), default=1), profile.max_nodes, profile.max_jobs)
     folder, attempt = sweep.root.absolute().joinpath("submitit", TOKEN), SweepPaths(sweep.root.absolute()).run(RUN)
-    for array in form_arrays(
-        requests, None if chains is None else [0.0] * chains, cluster.configuration.max_array_size
-    ):
-        name = (
-            TOKEN
-            if array.chain is None
-            else chain_name(sweep, plan, array.chain).removesuffix(str(array.chain)) + CHAIN
-        )
+    loads = None if chains is None else [0.0] * chains
+    for array in form_arrays(requests, loads, cluster.configuration.max_array_size):
+        name = TOKEN if array.chain is None else chain_name(sweep, plan, CHAIN)
         text = batch_script(BatchJob(sweep, folder, array, profile, name)).replace(shlex.join(array.bundles), BUNDLES)
         spec = plan.cell_of_run()[first_run[array.bundles[0]]].run_spec
         step = cluster.start_settings(spec).step

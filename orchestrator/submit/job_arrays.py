@@ -1,7 +1,8 @@
 """Decide which bundles one call of sbatch submits, and which of them wait for each other. Pure.
 
-Bundles with equal requests form a job array. If the profile has limits, the arrays form chains, each of which runs one job at a
-time: ``%1`` limits an array to one element, and ``--dependency=singleton`` on the chain's name orders its arrays. Slurm enforces this even if no command of ours runs.
+Bundles with equal requests form a job array. If the profile has limits, the arrays form chains, and each chain runs one job at
+a time: ``%1`` limits an array to one element, and ``--dependency=singleton`` on the chain's name orders its arrays. Slurm
+enforces this even if no command of ours runs.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def enqueue(
     return exclude
 
 
-def chain_name(sweep: SweepPaths, plan: Plan, chain: int) -> str:
+def chain_name(sweep: SweepPaths, plan: Plan, chain: int | str) -> str:
     """Return the name of every job in the chain, the same for all commands and unique to the sweep."""
     return f"{plan.name}-{digest(str(sweep.root.resolve()))[:6]}-{chain}"
 

@@ -28,7 +28,7 @@ def _failure(result: CellResult, run: Run) -> str:
     if run.damaged:
         return escape(f"{status}: {'; '.join(run.damaged)}.")
     reason = "no attempt has an outcome; it was interrupted or is still running" if run.begun else "it has not started"
-    return f"{status}: {reason}. Fix: `python -m orchestrator resume --unfinished`."
+    return f"{status}: {reason}. Fix: `python -m orchestrator resume`."
 
 
 def _outcome(result: CellResult, run: Run, attempt: int, outcome: Outcome) -> str:

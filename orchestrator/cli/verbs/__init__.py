@@ -14,7 +14,7 @@ VERBS = {
     "bisect": "find the smallest set of captured parts with which a run still fails",
     "logs": "print the steps of a run and the log of the rank that failed first, of rank 0, or of its launcher",
     "cancel": "cancel the runs of a sweep, or only those you name",
-    "resume": "continue a sweep that did not finish",
+    "resume": "continue a sweep: run what never began, was interrupted or cancelled, or failed because of infrastructure",
     "prune": "delete old sweeps, or with --keep reports only the files that their reports do not need",
     "doctor": "check this host, or with --cluster a Slurm cluster and one of its nodes",
     "init": "print a recipe or a cluster profile to start from, or the recipe of a Megatron-LM command line",

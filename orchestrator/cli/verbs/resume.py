@@ -18,11 +18,6 @@ EXAMPLE = "resume tiny_moe --failed"
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("sweep", help="name of a sweep")
-    parser.add_argument(
-        "--unfinished",
-        action="store_true",
-        help="run what never began, was interrupted or cancelled, or failed because of infrastructure (default)",
-    )
     parser.add_argument("--failed", action="store_true", help="also retry the runs whose outcome was unexpected")
     add_target(parser)
     add_no_wait(parser)
