@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from analysis.report.headline import OUT_OF_MEMORY, gib, over_steps
 from analysis.report.report_data import SWEEP, ReportData
 from analysis.report.sections.tables import escape, table
 from analysis.sweep.cell_results import CellResult
 
 HEADER = ("cell", "verdict", "speed-up", "peak GiB, eager to graphed", "replay")
+MOST_NAMED = 24
+"""The most cells that the legend names."""
 GPU_HEADER = (*HEADER[:3], "step ms, eager to graphed", *HEADER[3:])
 
 
@@ -19,10 +23,23 @@ def render(report: ReportData) -> list[str]:
     return [
         f"# Validation report: {escape(report.sweep.plan.name)}",
         escape(report.summary.headline),
-        *([table(GPU_HEADER if on_gpu else HEADER, rows)] if rows else []),
+        *([table(GPU_HEADER if on_gpu else HEADER, rows), legend(graphed, eager)] if rows else []),
         *([f"![Speed-ups]({file})" for file in report.plots.get(SWEEP, ())]),
         *(["\n".join(f"- {escape(note)}" for note in report.summary.notes)] if report.summary.notes else []),
     ]
+
+
+def legend(graphed: Sequence[CellResult], eager: Mapping[str, CellResult]) -> str:
+    """Say what each short name stands for. The settings that all cells of a workload share stand behind them, once."""
+    workloads = {result.cell.workload_id: "" for result in graphed[:MOST_NAMED]}
+    for workload in workloads:
+        shared = eager[workload].cell.label.partition(", ")[2] if workload in eager else ""
+        cells = [each for each in graphed[:MOST_NAMED] if each.cell.workload_id == workload]
+        names = ", ".join(f"{each.name} `{each.cell.label.removesuffix(f', {shared}')}`" for each in cells)
+        which = {1: "", 2: "both "}.get(len(cells), "all ")
+        workloads[workload] = f"{names}, {which}with {shared}" if shared else names
+    rest = ["section Cells names the others"] if len(graphed) > MOST_NAMED else []
+    return escape("; ".join([*workloads.values(), *rest])) + "."
 
 
 def _row(result: CellResult, eager: CellResult | None, on_gpu: bool) -> list[str]:
