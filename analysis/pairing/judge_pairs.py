@@ -8,7 +8,7 @@ eager run, contradicts it (analysis.pairing.flaky_attempts).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,13 +22,15 @@ from analysis.pairing.parameter_updates import both_update
 from analysis.records.run import Digests
 from analysis.records.steps import Steps
 from analysis.verdict import ladder
-from analysis.verdict.curve_difference import METRICS
-from analysis.verdict.curve_evidence import CurveEvidence, bitwise_prefix, measure_differences
+from analysis.verdict.curve_difference import METRIC_NAMES, METRICS
+from analysis.verdict.curve_evidence import CurveEvidence, measure_differences
 from analysis.verdict.verdict import Verdict, worst
 from launch.contract.plan import Margins
 
 _HOW_OFTEN = "correct this first; more repeats in a sweep of its own show how often it happens"
 
+OTHER_CONDITIONS = 10.0
+"""Eager repeats that are this many times as far from each other before the capture as pairs did not run alike."""
 _ONE_MACHINE = "run all repeats on one machine, in a sweep with another name"
 
 Curves = Mapping[str, Steps]
@@ -119,8 +121,8 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
     if verdict.noisy:
         # Noise does not explain a flaky attempt, and step checks cover only the attempts that count.
         flaky = (text for pair in pairs for text in pair.flaky_attempts.values())
-        conditions = tuple(_other_conditions(pairs))
-        causes = (*flaky, *others.deviating, *conditions)
+        conditions = _other_conditions(pairs)
+        causes = (*flaky, *others.deviating, *filter(None, [conditions]))
         fix = _ONE_MACHINE if conditions else verdict.fix
         verdict = replace(verdict, reason="; ".join((verdict.reason, *causes)), fix=fix, noisy=not causes)
     if perturbed is None and baseline.missing and _may_be_rounding(verdict):
@@ -128,23 +130,25 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
     return _Group(eager, perturbed, verdict, not others.exist and any(pair.exact is None for pair in pairs))
 
 
-def _other_conditions(pairs: Sequence[Pair]) -> Iterator[str]:
-    """Yield why the distance of eager repeats is not the noise of a pair: each repeat ran on its own machine, or the like.
+def _other_conditions(pairs: Sequence[Pair]) -> str:
+    """Describe why the distance of eager repeats is not the noise of a pair; return "" if it is.
 
-    Before the capture, noise makes a graphed run differ from its own eager run as well. After it, some pair must differ.
+    Before the capture, noise makes a graphed run differ from its own eager run as far as from other eager runs. If it does not,
+    each repeat ran on its own machine, or the like. Pairs that are equal bit for bit need no noise.
     """
-    before = slice(_first_compared(pairs))
-    eager, graphed = zip(*((one.steps, other.steps) for one, other in (pair.attempts for pair in pairs)), strict=True)
-    pairs_agree = all(
-        bitwise_prefix([one], [other], before, METRICS) == before.stop
-        for one, other in zip(eager, graphed, strict=True)
+    before, eager = slice(_first_compared(pairs)), [pair.attempts[0].steps for pair in pairs]
+    apart = measure_differences(eager[:1], eager, before).evidence
+    inside = [measure_differences([a.steps], [b.steps], before).evidence for a, b in (pair.attempts for pair in pairs)]
+    sizes = {metric: (apart.largest(metric)[0], max(one.largest(metric)[0] for one in inside)) for metric in METRICS}
+    alike = any(between < OTHER_CONDITIONS * own for between, own in sizes.values())
+    metric = next((metric for metric, (between, _) in sizes.items() if between > 0), None)
+    if metric is None or alike or all(pair.exact for pair in pairs):
+        return ""
+    return (
+        f"before the capture, the {METRIC_NAMES[metric]} of eager repeats differs by {sizes[metric][0]:.2g}, but within pairs by at "
+        f"most {sizes[metric][1]:.2g}: repeats ran under different conditions, such as other machines, so their distance is not "
+        "the noise of a pair"
     )
-    some_differ = any(pair.exact is None for pair in pairs)
-    if some_differ and pairs_agree and bitwise_prefix(eager[:1], eager, before, METRICS) < before.stop:
-        yield (
-            "before the capture, eager repeats differ, but each graphed run equals its own eager run: repeats ran under different "
-            "conditions, such as other machines, so their distance is not the noise of a pair"
-        )
 
 
 def _may_be_rounding(verdict: Verdict) -> bool:

@@ -244,6 +244,11 @@ def _other_cause(window: ComparisonWindow) -> str:
         metric, size, _, margin = largest
         if floor is None or not size <= margin + SURE * floor.of(metric) < np.inf:
             return f"{_difference(*largest)} by more than {SURE:g} times the noise floor"
+    for sample in window.samples:
+        metric, margin = sample.metric, window.margins.of(sample.metric)
+        beyond = int((np.abs(sample.graphed) > margin).sum(axis=1).max())
+        if floor and floor.of(metric) <= margin and beyond >= LASTING:
+            return f"the {METRIC_NAMES[metric]} of a graphed run exceeds the margin at {beyond} steps, but that of eager runs at none"
     for tested in window.evidence.tested:
         mean, margin = tested.mean, window.margins.of(tested.metric)
         if abs(mean.value) - mean.half_width > margin:

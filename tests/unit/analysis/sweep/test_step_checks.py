@@ -100,14 +100,26 @@ def test_clean_checks_stand_in_for_curves_that_noise_hides(tmp_path: Path) -> No
     assert {pair.verdict.verdict for pair in result.pairs} == {"EQUIVALENT (step-checked)"}
 
 
+def test_a_graphed_run_that_is_often_beyond_a_margin_that_noise_never_leaves_does_not_pass(tmp_path: Path) -> None:
+    def edit(run: AttemptRecord) -> None:
+        add_noise(run, 0.2)
+        for step in run.metrics[4:]:
+            alternating = 1 if step["step"] % 2 else -1
+            step["loss"] += 1.3 * Margins().loss * alternating * (run.spec.graphed and run.spec.repeat == 0)
+
+    verdict, reason = verdict_of(compared(tmp_path, edit, repeats=3))
+    assert verdict == "INCONCLUSIVE" and "but that of eager runs at none" in reason
+
+
 @pytest.mark.parametrize(("fault", "verdict"), [(0.1, "INCONCLUSIVE"), (0.0, "EQUIVALENT (step-checked)")])
 def test_repeats_of_other_machines_excuse_no_fault(tmp_path: Path, fault: float, verdict: str) -> None:
-    """Eager repeats of two machines differ from step 2 on, and graphed runs equal those of their own machine."""
+    """Eager repeats of two machines differ from step 2 on, and graphed runs hardly from those of their own machine."""
 
     def edit(run: AttemptRecord) -> None:
-        of_machine = np.random.default_rng(0).normal(0, 0.05, len(run.metrics)) * run.spec.repeat
-        for step, change in list(zip(run.metrics, of_machine, strict=True))[2:]:
-            step["loss"] += change
+        noise = np.random.default_rng(0).normal(0, 1, len(run.metrics))
+        of_run = 0.05 * run.spec.repeat + 1e-9 * (run.spec.graphed and fault > 0)
+        for step, change in list(zip(run.metrics, noise, strict=True))[2:]:
+            step["loss"] += of_run * change
         run.metrics[60]["loss"] += fault * (run.spec.graphed and run.spec.repeat == 0)
 
     found, reason = verdict_of(compared(tmp_path, edit))
