@@ -73,13 +73,13 @@ def test_another_shape_is_compiled_anew_and_counted() -> None:
 
 @PLAIN
 def test_what_else_compiles_in_the_capture_step_is_no_recompilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accumulation and AdamW are compiled when a step first comes by them, without a warm-up in the capture's own."""
+    """Accumulation is compiled when a step first comes by it, without a warm-up in the capture's own."""
     monkeypatch.setattr("launch.engines.torch_native.optim.fused_kernels.LEAST_COMPILED_ELEMENTS", 1)
     engine = build(whole(SMALL, CudaGraph("torch_compile", warmup_steps=0)), ALONE)
     before = counters["stats"]["unique_graphs"]
     for _ in range(2):
         engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
-    assert counters["stats"]["unique_graphs"] - before >= 4, "the model, two sums and an update"
+    assert counters["stats"]["unique_graphs"] - before >= 3, "the model and two sums"
     assert engine.graph_stats().proven, engine.graph_stats()
 
 

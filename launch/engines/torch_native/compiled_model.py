@@ -51,10 +51,15 @@ def _compiled_frames() -> int:
 
 
 def disable_kernel_timing() -> None:
-    """Make Inductor choose between kernels that round differently by rules, not by timing them on the device."""
+    """Make Inductor choose between kernels by rules, not by timing them on the device.
+
+    Its deterministic mode covers only the kernels that it knows to round differently. It times the block sizes of pointwise
+    kernels on, although AdamW's rounded differently too.
+    """
     from torch._inductor import config
 
     config.deterministic = True
+    config.triton.autotune_pointwise = False
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""Gradient accumulation and AdamW, each compiled to one pass over memory, with ``training.compile``.
+"""Gradient accumulation and AdamW in one pass over memory each, with ``training.compile``.
+
+Inductor compiles the accumulation. AdamW is a Triton kernel on CUDA, and PyTorch's operators elsewhere.
 
 Both are bound by memory bandwidth. With a bfloat16 parameter and all else in float32, these kernels move 6 bytes per parameter
 for the first microbatch, 10 for each other microbatch, 4 for the norm and 30 for the update. Separate operators move 4 bytes to
@@ -30,7 +32,7 @@ class InPlaceKernel:
     Inductor autotunes block sizes on the arguments of the first call, and restores them after each trial. If copies on the
     device would raise the memory peak, it restores them from the host (2.11 runtime/triton_heuristics.py:1005). The measured
     time then includes this transfer, which makes the choice for large tensors random. So the first call gets short copies, and
-    free memory for Inductor's own copies. Results do not depend on block sizes.
+    free memory for Inductor's own copies.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
@@ -149,21 +151,22 @@ def _slices(main: FlatParameters, decays: bool) -> list[_Slice]:
 
 def _make_kernel(main: FlatParameters, training: Training, decays: bool) -> Callable[..., None]:
     """Return what updates the slices of ``main`` with or without weight decay."""
-    if not main.is_lean:
-        return InPlaceKernel(_adamw(training, decays))
     if not main.weights.is_cuda:
-        return lean_adamw(training, decays)
-    from launch.engines.torch_native.optim.lean_kernel import LeanKernel  # Triton is only where CUDA is
+        return adamw_in_operators(training, decays, main.is_lean)
+    from launch.engines.torch_native.optim.adamw_kernel import AdamWKernel  # Triton is only where CUDA is
 
-    return LeanKernel(training, decays)
+    return AdamWKernel(training, decays, main.is_lean)
 
 
-def lean_adamw(training: Training, decays: bool) -> Callable[..., None]:
-    """Return the update of a lean :class:`_Slice` in PyTorch's operators, the reference of LeanKernel.
+def adamw_in_operators(training: Training, decays: bool, lean: bool) -> Callable[..., None]:
+    """Return the update of a :class:`_Slice` in PyTorch's operators, the reference of AdamWKernel.
 
-    It is the update of fp32 AdamW on the joined masters. Then moments are rounded to bfloat16, to nearest and ties to even.
+    A lean one is the update of fp32 AdamW on the joined masters. Then moments are rounded to bfloat16, to nearest and ties to
+    even.
     """
     update = _adamw(training, decays)
+    if not lean:
+        return update
 
     def update_halves(
         low: torch.Tensor,
