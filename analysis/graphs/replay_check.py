@@ -42,6 +42,11 @@ class Replay:
     """Whether the run is a user's program on a CPU, which is compiled and has nothing to replay."""
 
     @property
+    def fix(self) -> str:
+        own = "; a program of your own must give all steps the same shapes, and not evaluate between them"
+        return f"read in the log of the graphed run why steps ran eagerly or were captured again{own * bool(self.stats.recompilations)}"
+
+    @property
     def summary(self) -> str:
         if not self.proven:
             return f"not proven: {self.reason}"

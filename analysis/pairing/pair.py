@@ -152,9 +152,8 @@ def _judge_pair(
     if exact and exact.verdict == "INCOMPARABLE":
         return exact
     if not stopped and not replay.proven:
-        fix = "read in the log of the graphed run why steps ran eagerly or were captured again"
         evidence = (exact.evidence, exact.deviation) if exact else (None, None)
-        return Verdict("INCOMPARABLE", f"replay {replay.summary}", fix, *evidence)
+        return Verdict("INCOMPARABLE", f"replay {replay.summary}", replay.fix, *evidence)
     if diverged:
         comparable = [a.steps for a in (eager, *attempts_of(baseline.runs)) if a.digests == graphed.digests]
         fault = eager_fault(comparable)
