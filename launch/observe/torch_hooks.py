@@ -1,4 +1,4 @@
-"""Hook PyTorch, its TensorBoard writer and trainers to observe steps, graphs and metrics. No hook changes a value."""
+"""Hook PyTorch, loggers and trainers to observe steps, graphs and metrics. No hook changes a value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def install(torch: ModuleType, observer: Observer) -> None:
     after_import("torch.utils.tensorboard.writer", lambda module: _hook_writer(module.SummaryWriter, observer))
     after_import("transformers.trainer", lambda module: _hook_trainer(module.Trainer, observer))
     for package in ("lightning.pytorch", "pytorch_lightning"):
-        after_import(f"{package}.loggers.csv_logs", lambda module: _hook_logger(module.CSVLogger, observer))
+        after_import(
+            f"{package}.loggers.csv_logs", lambda module: _hook_logger(module.CSVLogger, "log_metrics", observer)
+        )
+    after_import("wandb.sdk.wandb_run", lambda module: _hook_logger(module.Run, "log", observer))
     for stream in {sys.stdout, sys.stderr}:
         _hook_stream(stream, observer)
 
@@ -75,11 +78,13 @@ def _hook_writer(writer: Any, observer: Observer) -> None:
     writer.add_scalar = _after(writer.add_scalar, tell)
 
 
-def _hook_logger(logger: Any, observer: Observer) -> None:
+def _hook_logger(logger: Any, method: str, observer: Observer) -> None:
+    """Observe a method of ``logger`` that takes a mapping of metrics, and perhaps their step."""
+
     def tell(_: Any, _self: Any, metrics: Mapping[str, Any], step: Any = None, *_rest: Any) -> None:
         observer.say("its logger", columns_in({**metrics, **({} if step is None else {"step": step})}))
 
-    logger.log_metrics = _after(logger.log_metrics, tell)
+    setattr(logger, method, _after(getattr(logger, method), tell))
 
 
 def _hook_trainer(trainer: Any, observer: Observer) -> None:

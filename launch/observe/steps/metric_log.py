@@ -138,7 +138,8 @@ def columns_in(record: Mapping[Any, Any]) -> dict[Column, float]:
         column = column_of(str(name))
         if column is not None and column not in found and not isinstance(value, bool):
             try:
-                found[column] = float(value)
+                # float() of a tensor with a gradient warns.
+                found[column] = float(value.detach() if hasattr(value, "detach") else value)
             except (TypeError, ValueError):
                 continue
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,25 @@ def test_steps_losses_and_norms_are_seen_whatever_shows_them(
     assert (choices["choices"]["loss"], choices["choices"]["grad_norm"]) == (loss, norm)
     first, last = (event["digest"] for event in seen.events("parameters"))
     assert first != last
+
+
+def test_what_goes_to_wandb_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for W&B's Run, whose own start takes seconds. The loss still has its gradient, which must not cause a warning."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "wandb" / "sdk").mkdir(parents=True)
+    run = "class Run:\n    def log(self, data, step=None, commit=None, sync=None): pass\n"
+    for name, text in {"__init__.py": "", "sdk/__init__.py": "", "sdk/wandb_run.py": run}.items():
+        (tmp_path / "wandb" / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    program = PROGRAM.replace(SHOW, "    Run().log({'train/loss': loss, 'lr': 0.1}, commit=True)")
+    seen = observe(
+        tmp_path,
+        f"import warnings\nfrom wandb.sdk.wandb_run import Run\nwarnings.simplefilter('error')\n{program}",
+        spec_of(),
+    )
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert seen.events("choices")[0]["choices"]["loss"] == "its logger"
 
 
 SHARDED = """
