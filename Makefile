@@ -11,19 +11,23 @@ AT_ONCE ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 # Rewriting the asserts of all tests takes ten CPU seconds in each process: keep the byte code, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-exhaustive test-megatron-0-19 test-slurm test-browser slurm-up slurm-down check docs ci clean requirements
+.PHONY: demo test test-slow test-exhaustive test-megatron-0-19 test-slurm test-browser slurm-up slurm-down check docs ci clean requirements
 
 demo: $(VENV)/installed
 	$(BIN)/python -m orchestrator sweep recipes/tiny_moe.yaml
 
 test: $(VENV)/installed-dev $(MEGATRON_0_19)
-	$(BIN)/python -m pytest -m "not gpu and not slurm and not browser" $(AT_ONCE)
+	$(BIN)/python -m pytest -m "not gpu and not slurm and not browser and not slow" $(AT_ONCE)
 
-# Every legal parallel layout, where `make test` holds a pairwise cover of them: some ten thousand, in hours.
+# Long compilations, layouts of many ranks, trainers of other libraries, most of Megatron-Core 0.19.2.
+test-slow: $(VENV)/installed-dev $(MEGATRON_0_19)
+	$(BIN)/python -m pytest -m slow $(AT_ONCE)
+
+# Every legal parallel layout, where the tests above hold a pairwise cover of them: some ten thousand, in hours.
 test-exhaustive: $(VENV)/installed-dev
 	EXHAUSTIVE=1 $(BIN)/python -m pytest tests/numerics/test_layouts.py
 
-# Engine megatron on Megatron-Core 0.19.2, where `make test` runs some of these.
+# Engine megatron on Megatron-Core 0.19.2, where `make test-slow` runs some of these.
 test-megatron-0-19: $(VENV)/installed-dev $(MEGATRON_0_19)
 	PYTHONPATH=$(MEGATRON_0_19) $(BIN)/python -m pytest tests/numerics/test_megatron.py tests/numerics/test_megatron_graphs.py \
 	    tests/numerics/test_megatron_step_check.py $(AT_ONCE)

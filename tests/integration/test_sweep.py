@@ -44,6 +44,7 @@ def test_a_recipe_becomes_a_report(finished: Finished) -> None:
     assert re.search(r"\[ *\d+%, .*\] COMPLETED  torch_compile-", finished.out), "progress, in plain lines"
 
 
+@pytest.mark.slow
 def test_twins_that_are_compiled_alike_are_equal_to_the_bit(host: Host) -> None:
     content = recipe("alike", steps=100, graphed=True, training={"compile": "whole", "deterministic": True})
     done = host.run("sweep", host.write(content))

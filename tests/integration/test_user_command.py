@@ -33,6 +33,7 @@ def test_a_script_becomes_a_report(host: Host) -> None:
         "engine": "command",
         "command": {"run": "{python} train.py {steps}", "graphs": {"none": [], "compiled": ["--compile"]}},
         "training": {"steps": 110},
+        "repeats": 1,
         "resources": {"device": "cpu"},
         "wandb": {"mode": "disabled"},
     }
@@ -100,6 +101,7 @@ TRAINERS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", TRAINERS)
 def test_a_trainer_becomes_a_report(host: Host, framework: str) -> None:
     package, program, arguments, graphs, sources = TRAINERS[framework]

@@ -89,6 +89,7 @@ def curves(results: list[StepResult]) -> list[tuple[float, float]]:
     return [(result.loss.item(), result.grad_norm.item()) for result in results]
 
 
+@pytest.mark.slow
 def test_compiled_steps_of_gpt_oss_equal_eager_ones() -> None:
     """Its experts are chosen after the softmax here, so that Inductor compiles that order too."""
     compare_with_eager(replace(GPT_OSS, num_layers=1, moe_router_order="softmax_then_topk"), recompute="selective")

@@ -3,7 +3,9 @@ what a graph hands out is overwritten by the next replay (pytorch/pytorch#181723
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,23 +26,27 @@ LAYOUTS = {
     "gpipe": Parallelism(pp=2, schedule="gpipe"),
     "interleaved": Parallelism(pp=2, vpp=2, schedule="interleaved"),
 }
+PARTS: list[tuple[Model, tuple[str, ...]]] = [
+    (replace(DENSE, num_layers=4), ("attn", "mlp")),
+    (EXPERTS, ()),
+    (EXPERTS, ("mlp",)),
+    (EXPERTS, ("attn", "moe")),
+    (EXPERTS, ("attn", "moe_router", "moe_preprocess")),
+]
 UNCAPTURED: dict[str, list[dict[str, Any]]] = {}
 """By run id."""
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-@pytest.mark.parametrize("impl", ["torch", "transformer_engine"])
-@pytest.mark.parametrize(
-    ("model", "scope"),
-    [
-        (replace(DENSE, num_layers=4), ("attn", "mlp")),
-        (EXPERTS, ()),
-        (EXPERTS, ("mlp",)),
-        (EXPERTS, ("attn", "moe")),
-        (EXPERTS, ("attn", "moe_router", "moe_preprocess")),
-    ],
-    ids=lambda value: " ".join(value) or "whole layers" if isinstance(value, tuple) else "",
-)
+def combinations() -> Iterator[Any]:
+    """Yield all combinations. Half of them, with each pair of two of the three, are not slow."""
+    for (row, (model, scope)), (column, layout) in product(enumerate(PARTS), enumerate(LAYOUTS)):
+        for number, impl in enumerate(("torch", "transformer_engine")):
+            slow = [pytest.mark.slow] if (row + column + number) % 2 else []
+            name = f"{' '.join(scope) or 'whole layers'}-{impl}-{layout}"
+            yield pytest.param(model, scope, impl, LAYOUTS[layout], id=name, marks=slow)
+
+
+@pytest.mark.parametrize(("model", "scope", "impl", "layout"), list(combinations()))
 def test_distinct_micro_batches_add_up_to_what_they_do_uncaptured(
     model: Model, scope: tuple[str, ...], impl: GraphImpl, layout: Parallelism
 ) -> None:

@@ -1,6 +1,7 @@
 """Every parallel layout trains the model that one process trains: losses, gradient norms, gathered parameters.
 
-The suite holds a pairwise cover of the options; with the variable EXHAUSTIVE set (`make test-exhaustive`), all of them.
+The suite holds a pairwise cover of the options, of which `make test-slow` runs the layouts of eight ranks. With the
+variable EXHAUSTIVE set (`make test-exhaustive`) it holds all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def alone(task: tuple[str, int, int]) -> dict[str, Any]:
     return train_rank(spec_of(*task), torch.float64)
 
 
-@pytest.mark.parametrize("layout", layouts(), ids=str)
+def slow_if_large(layout: Layout) -> Any:
+    return pytest.param(layout, marks=pytest.mark.slow) if layout.world_size > 4 else layout
+
+
+@pytest.mark.parametrize("layout", list(map(slow_if_large, layouts())), ids=str)
 def test_trains_as_one_process_does(layout: Layout) -> None:
     expected = alone(layout.task)
     for rank, found in enumerate(workers(layout.world_size).run(train_rank, layout.spec, torch.float64)):
@@ -52,10 +57,10 @@ def test_trains_as_one_process_does(layout: Layout) -> None:
 @pytest.mark.parametrize(
     ("layout", "training"),
     [
-        (Layout("moe", ep=2, dp=2, micro_batches=3), {"compile": "elementwise"}),
+        pytest.param(Layout("moe", ep=2, dp=2, micro_batches=3), {"compile": "elementwise"}, marks=pytest.mark.slow),
         (Layout("gpt_oss", tp=2, pp=2, sequence_parallel=True), {"recompute": "selective"}),
-        (Layout("moe", ep=4, dp=8, dispatcher="allgather"), {}),
-        (Layout("dense", pp=8, micro_batches=3), {}),
+        pytest.param(Layout("moe", ep=4, dp=8, dispatcher="allgather"), {}, marks=pytest.mark.slow),
+        pytest.param(Layout("dense", pp=8, micro_batches=3), {}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

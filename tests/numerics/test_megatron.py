@@ -235,7 +235,13 @@ def test_experts_drifted_apart_without_ep_where_etp_is_not_tp() -> None:
     assert drifted == is_refused(spec) == (RELEASE == "0.16")
 
 
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if BESIDE[name].spec.parallelism.world_size == 2 else pytest.param(name, marks=pytest.mark.slow)
+        for name in BESIDE
+    ],
+)
 def test_tokens_that_are_exchanged_beside_computations_give_the_same(name: str) -> None:
     """The schedule is another one, and takes 16 bits."""
     for found, expected in zip(*with_and_without(BESIDE[name]), strict=True):

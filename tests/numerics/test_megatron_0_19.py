@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.megatron_release import FOLDER_0_19
 
 HERE = Path(__file__).parent
@@ -28,6 +30,7 @@ CASES = (
 )
 
 
+@pytest.mark.slow
 def test_the_engine_runs_on_the_later_release() -> None:
     assert FOLDER_0_19.is_dir(), "Megatron-Core 0.19.2 is missing: make .venv/megatron-core-0.19.2"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short"]

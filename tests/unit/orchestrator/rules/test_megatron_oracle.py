@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from launch.contract.graph_impls import GRAPH_SCOPES
 from launch.contract.spec import MegatronCore, RunSpec, spec_to_json
 from launch.support import unsupported
@@ -145,6 +147,7 @@ def ask(release: MegatronCore, specs: Sequence[RunSpec]) -> list[str]:
     return answers
 
 
+@pytest.mark.slow
 def test_rules_accept_nothing_that_megatron_core_rejects_and_reject_more_for_a_reason() -> None:
     assert FOLDER_0_19.is_dir(), "Megatron-Core 0.19.2 is missing: make .venv/megatron-core-0.19.2"
     generated, stricter = list(cells()), set[str]()
