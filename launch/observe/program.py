@@ -26,9 +26,9 @@ def describe_program(device: torch.device, spec: RunSpec, folders: Sequence[str]
     """
     shared = digest([*spec.command.flags, spec.command.run])
     described = describe(device, shared, None)
-    packages = dict(
-        sorted((found.name, found.version) for found in metadata.distributions(path=list(folders)) if found.name)
-    )
+    # ``name`` and ``version`` of a distribution would each parse its metadata again.
+    found = (one.metadata for one in metadata.distributions(path=list(folders)))
+    packages = dict(sorted((each["Name"], each["Version"]) for each in found if each["Name"]))
     code = describe_code(Path(spec.command.workdir))
     words = [redact(word) for word in command_words(spec, {})]
     return {

@@ -14,7 +14,7 @@ from launch.common.typed_json import from_json
 from launch.contract.records.gradient_sketch import StepSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import Parallelism
-from tests.unit.launch.observe.observed import PROGRAM, STEPS, observe, spec_of
+from tests.unit.launch.observe.observed import PROGRAM, STEPS, Observed, observe, spec_of
 
 CLIP = PROGRAM.replace(
     "    optimizer.step()", "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    optimizer.step()"
@@ -51,6 +51,11 @@ data = """,
 """As torchtitan's container of optimizers: its own hooks run around those of each."""
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Observed:
+    return observe(tmp_path_factory.mktemp("plain"), PROGRAM, spec_of())
+
+
 @pytest.mark.parametrize(
     ("program", "loss", "norm"),
     [
@@ -75,9 +80,9 @@ data = """,
     ),
 )
 def test_steps_losses_and_norms_are_seen_whatever_shows_them(
-    tmp_path: Path, program: str, loss: str, norm: str
+    plain: Observed, tmp_path: Path, program: str, loss: str, norm: str
 ) -> None:
-    plain, seen = observe(tmp_path / "a", PROGRAM, spec_of()), observe(tmp_path / "b", program, spec_of())
+    seen = observe(tmp_path, program, spec_of())
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
     assert [one.step for one in seen.steps] == list(range(STEPS))
     if program is not SAYS:
