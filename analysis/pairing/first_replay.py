@@ -71,9 +71,13 @@ def _differing(
     for one, two in combinations(eager, 2):
         noise = {**noise, **{place: max(noise.get(place, 0.0), size) for place, size in _distances(one, two).items()}}
     of_all = math.sqrt(sum(gradient.norm**2 for gradient in eager[0].values()))
-    for place in graphed.keys() & set.intersection(*(set(one) for one in eager)):
-        size = min(one[place].distance(graphed[place]) for one in eager)
-        norm = max(eager[0][place].norm, graphed[place].norm)
+    # A parameter may have a gradient before the capture, but none in a replay that computes others on that rank.
+    ranks = {rank for rank, _ in graphed}
+    known = {*graphed, *(place for place in scale if place[0] in ranks)}
+    for place in known.intersection(*eager):
+        replayed = graphed.get(place)
+        size = min(one[place].distance(replayed) if replayed else one[place].norm for one in eager)
+        norm = max(eager[0][place].norm, replayed.norm if replayed else 0.0)
         if size > max(NOISE_MULTIPLE * noise.get(place, 0.0), LEAST_OF_ITSELF * norm, LEAST_OF_ALL * of_all):
             yield place, size / norm
 

@@ -47,6 +47,18 @@ def test_a_wrong_gradient_is_named(noise: float, wrong: str, by: float) -> None:
     )
 
 
+def test_a_gradient_that_is_not_computed_is_named() -> None:
+    """A capture leaves out a parameter that its own step did not use, and every replay does so too."""
+    one, two, graphed = (run(seed, 0.01) for seed in (1, 2, 3))
+    for step in STEPS[CAPTURED + 1 :]:
+        del graphed.sketches[step][0, "layer.bias"]
+    found = check_first_replay(one, graphed, [two], CAPTURED)
+    assert found and found.verdict == "DIVERGED" and "layer.bias on rank 0 by " in found.reason
+    # A captured optimizer shows no gradients at all.
+    graphed.sketches |= {step: {} for step in STEPS[CAPTURED + 1 :]}
+    assert check_first_replay(one, graphed, [two], CAPTURED) is None
+
+
 @pytest.mark.parametrize(
     ("eager", "graphed"),
     [
