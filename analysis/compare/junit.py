@@ -7,6 +7,7 @@ worse. Times are those of the runs, so the same input gives the same bytes.
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from analysis.compare.cell_changes import Change, judge_alone
 from analysis.compare.golden import Golden, GoldenCell, GoldenFailure
 from analysis.compare.sweep_changes import CellComparison, Comparison
 
+_FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 Ending = Literal["failure", "error", "skipped"]
 _ENDINGS: Mapping[Change, Ending] = {
     "worse": "failure",
@@ -100,8 +102,4 @@ def _as_xml(name: str, cases: Sequence[Case], properties: Mapping[str, str]) -> 
 
 def _legal(text: str) -> str:
     """Return ``text`` with the characters escaped that XML 1.0 forbids (section 2.2, Char). Exception messages may have any."""
-    return "".join(c if _is_legal(ord(c)) else ascii(c)[1:-1] for c in text)
-
-
-def _is_legal(point: int) -> bool:
-    return point in (0x9, 0xA, 0xD) or 0x20 <= point <= 0xD7FF or 0xE000 <= point <= 0xFFFD or point >= 0x10000
+    return _FORBIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)

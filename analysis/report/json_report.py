@@ -86,13 +86,8 @@ from analysis.sweep.ranking import Ranked, Ranking, rank
 from launch.contract.spec import RunSpec
 
 FORMAT = 2
-KEYS = {
-    "remedy": "fix",
-    "left_out": "outliers",
-    "off_counts": "outliers_kept",
-    "break_even_steps": "break_even_step",
-}
-"""Keys of report.json that differ from the names of dataclass fields."""
+KEYS = {"remedy": "fix"}
+"""Keys of report.json that differ from the names of dataclass fields, which records keep."""
 CPU_MEANINGLESS = tuple(
     f"{side}_{figure}" for side in ("eager", "graphed") for figure in ("ms", "tokens_per_second", "tflops")
 )

@@ -48,7 +48,7 @@ class PairSpeed:
     ratio: float | None = None
     steps: int = 0
     """Number of steps that count."""
-    left_out: int = 0
+    outliers: int = 0
     """Number of outliers."""
     settling: int = 0
     """Number of settling steps."""
@@ -57,13 +57,13 @@ class PairSpeed:
     clock: float = 1.0
     """The ratio by the host's clock, including the time between steps, divided by ``ratio``."""
     profile: Profile = FLAT
-    off_counts: str = ""
+    outliers_kept: str = ""
     """Why outliers count after all (analysis/speed/steady_window.py), or empty."""
     eager_ms: float = 0.0
     graphed_ms: float = 0.0
     eager_tokens_per_second: float = 0.0
     graphed_tokens_per_second: float = 0.0
-    break_even_steps: int | None = None
+    break_even_step: int | None = None
     """None if graphs save no time."""
     eager_began: float = 0.0
     graphed_began: float = 0.0
@@ -125,13 +125,13 @@ def _measured_ms(attempt: Attempt) -> Floats:
 
 def pool_pairs(pairs: Sequence[PairSpeed]) -> tuple[PairSpeed, ...]:
     """Compute the figures of a cell's pairs. All pairs together decide whether outliers count."""
-    off_counts = behaviour([pair.timed.window for pair in pairs if pair.timed])
-    return tuple(_figures(pair, pair.timed, off_counts) if pair.timed else pair for pair in pairs)
+    outliers_kept = behaviour([pair.timed.window for pair in pairs if pair.timed])
+    return tuple(_figures(pair, pair.timed, outliers_kept) if pair.timed else pair for pair in pairs)
 
 
-def _figures(pair: PairSpeed, timed: Timed, off_counts: str) -> PairSpeed:
+def _figures(pair: PairSpeed, timed: Timed, outliers_kept: str) -> PairSpeed:
     window = timed.window
-    kept = np.ones(len(window), bool) if off_counts else ~window.excluded_steps
+    kept = np.ones(len(window), bool) if outliers_kept else ~window.excluded_steps
     eager_ms, graphed_ms = float(window.eager_ms[kept].mean()), float(window.graphed_ms[kept].mean())
     capture_ms = max(timed.capture_ms, float(np.nansum(timed.capture_steps_ms - eager_ms)))
     capture_ms += max(0.0, float((window.settling_ms - eager_ms).sum()))
@@ -141,17 +141,17 @@ def _figures(pair: PairSpeed, timed: Timed, off_counts: str) -> PairSpeed:
         pair,
         ratio=ratio,
         steps=int(kept.sum()),
-        left_out=int((~kept).sum()),
+        outliers=int((~kept).sum()),
         settling=window.settling,
         moved=float(window.eager_ms.mean() / window.graphed_ms.mean()) / ratio,
         clock=by_clock / ratio,
         profile=profile_of(window.eager_ms[kept], window.graphed_ms[kept]),
-        off_counts=off_counts,
+        outliers_kept=outliers_kept,
         eager_ms=eager_ms,
         graphed_ms=graphed_ms,
         eager_tokens_per_second=timed.tokens / eager_ms * 1e3,
         graphed_tokens_per_second=timed.tokens / graphed_ms * 1e3,
-        break_even_steps=max(1, math.ceil(capture_ms / gain)) if gain > 0 else None,
+        break_even_step=max(1, math.ceil(capture_ms / gain)) if gain > 0 else None,
         timed=None,
     )
 

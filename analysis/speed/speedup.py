@@ -59,7 +59,7 @@ class Speed:
     ``low`` and ``high`` bound the interval that decides the verdict. ``own_low`` and ``own_high`` bound the interval of the
     cell
 
-    alone. All four are None with one pair. ``reason`` says why the verdict is INCONCLUSIVE, and ``off_counts`` says why
+    alone. All four are None with one pair. ``reason`` says why the verdict is INCONCLUSIVE, and ``outliers_kept`` says why
     outliers count; both are empty otherwise. Times are geometric means over pairs, so their ratio is ``ratio``. TFLOP/s are
     model FLOPs per GPU (launch/contract/model_flops.py).
     """
@@ -73,12 +73,12 @@ class Speed:
     pairs: int
     steps: int
     """Number of steady steps in the pair with the fewest."""
-    left_out: int
+    outliers: int
     """Number of outliers in all pairs."""
     settling: int
     """Number of settling steps in the pair with the most."""
-    off_counts: str
-    break_even_steps: int | None
+    outliers_kept: str
+    break_even_step: int | None
     """The largest of all pairs, or None if graphs save no time in some pair."""
     reason: str
     repeats_to_decide: int | None
@@ -176,7 +176,7 @@ def cell_speed(
     decision = decide(timed, bounds, doubt, family)
     low, high = decision.interval or (None, None)
     own_low, own_high = decision.own or (None, None)
-    break_even = [pair.break_even_steps for pair in timed if pair.break_even_steps is not None]
+    break_even = [pair.break_even_step for pair in timed if pair.break_even_step is not None]
     eager_ms, graphed_ms = (
         geometric_mean(times) for times in ([p.eager_ms for p in timed], [p.graphed_ms for p in timed])
     )
@@ -190,10 +190,10 @@ def cell_speed(
         own_high=own_high,
         pairs=len(timed),
         steps=min(pair.steps for pair in timed),
-        left_out=sum(pair.left_out for pair in timed),
+        outliers=sum(pair.outliers for pair in timed),
         settling=max(pair.settling for pair in timed),
-        off_counts=timed[0].off_counts,
-        break_even_steps=max(break_even) if len(break_even) == len(timed) else None,
+        outliers_kept=timed[0].outliers_kept,
+        break_even_step=max(break_even) if len(break_even) == len(timed) else None,
         reason=decision.reason,
         repeats_to_decide=decision.repeats,
         eager_ms=eager_ms,

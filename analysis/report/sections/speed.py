@@ -80,7 +80,7 @@ def _row(result: CellResult, speed: Speed) -> list[str]:
 
 
 def _steps(speed: Speed) -> str:
-    left_out = [count("outlier", speed.left_out)] if speed.left_out else []
+    left_out = [count("outlier", speed.outliers)] if speed.outliers else []
     left_out += [f"{speed.settling} settling"] if speed.settling else []
     return f"{speed.steps} ({', '.join(left_out)})" if left_out else str(speed.steps)
 
@@ -96,7 +96,7 @@ def _captured(result: CellResult) -> str:
 def _break_even(speed: Speed) -> str:
     if speed.verdict == "SLOWER":
         return "never"
-    return f"{speed.break_even_steps:,}" if speed.verdict == "FASTER" and speed.break_even_steps is not None else "-"
+    return f"{speed.break_even_step:,}" if speed.verdict == "FASTER" and speed.break_even_step is not None else "-"
 
 
 def _gpu_row(result: CellResult, speed: Speed) -> list[str]:
@@ -152,8 +152,8 @@ def _remarks(result: CellResult) -> Iterator[str]:
         yield f"{name}: no speed-up, because {untimed}."
     if result.passes and speed and speed.reason:
         yield f"{name}: INCONCLUSIVE, because {speed.reason}."
-    if speed and speed.off_counts:
-        yield f"{name}: outliers stay in, because {speed.off_counts}."
+    if speed and speed.outliers_kept:
+        yield f"{name}: outliers stay in, because {speed.outliers_kept}."
     throttling, straggler = result.speed.throttling, result.speed.straggler
     if throttling and throttling.own.slowed and not speed:
         yield f"{name}: its GPUs were slowed down by {throttling.own.slowed}."

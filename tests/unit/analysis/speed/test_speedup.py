@@ -192,7 +192,7 @@ def test_a_hiccup_is_left_out_on_both_sides(tmp_path: Path) -> None:
 
     speed = compared(tmp_path, hiccup).speed.speedup
     assert speed is not None
-    assert (speed.ratio, speed.left_out, speed.off_counts) == (pytest.approx(1.25), 4, "")
+    assert (speed.ratio, speed.outliers, speed.outliers_kept) == (pytest.approx(1.25), 4, "")
 
 
 def test_a_second_mode_of_the_graphed_run_is_not_hidden(tmp_path: Path) -> None:
@@ -200,14 +200,14 @@ def test_a_second_mode_of_the_graphed_run_is_not_hidden(tmp_path: Path) -> None:
     speed = compared(tmp_path, slow_steps(10, side=True)).speed.speedup
     assert speed is not None
     assert speed.verdict == "SLOWER"
-    assert "steps of one graphed run are far from their median" in speed.off_counts
+    assert "steps of one graphed run are far from their median" in speed.outliers_kept
 
 
 def test_rare_steps_count_where_one_side_alone_has_them(tmp_path: Path) -> None:
     """Three of 112 steps in each of three repeats, always graphed ones: rare in each run, and no chance."""
     speed = compared(tmp_path, slow_steps(40, side=True), repeats=3).speed.speedup
     assert speed is not None
-    assert speed.off_counts == "9 graphed steps are far from their run's median, but only 0 eager steps"
+    assert speed.outliers_kept == "9 graphed steps are far from their run's median, but only 0 eager steps"
     assert speed.ratio < 1.25 * 0.95
 
 
@@ -239,7 +239,7 @@ def test_what_is_left_out_does_not_change_the_word(
     """Over all steps the graphed runs take more than twice as long."""
     speed = compared(tmp_path, stalls(at), repeats=3).speed.speedup
     assert speed is not None
-    assert speed.left_out > 0 and speed.off_counts == ""
+    assert speed.outliers > 0 and speed.outliers_kept == ""
     assert speed.verdict == "INCONCLUSIVE"
     assert "the excluded outliers change the verdict, since over all steps the interval is" in speed.reason
 
@@ -533,13 +533,13 @@ def test_the_capture_pays_off_after_its_cost_over_the_gain(tmp_path: Path) -> No
 
     speed = compared(tmp_path, capturing).speed.speedup
     assert speed is not None
-    assert speed.break_even_steps == math.ceil((20_000 + 1 + 1) / 4)
+    assert speed.break_even_step == math.ceil((20_000 + 1 + 1) / 4)
 
 
 def test_what_the_engine_says_of_the_capture_counts_where_it_is_more(tmp_path: Path) -> None:
     speed = timed(tmp_path, lambda run: 16.0)
     assert speed is not None
-    assert speed.break_even_steps == 2500 / 4  # the records say 2.5 seconds
+    assert speed.break_even_step == 2500 / 4  # the records say 2.5 seconds
 
 
 def test_settling_that_the_window_drops_is_paid_for(tmp_path: Path) -> None:
@@ -553,7 +553,7 @@ def test_settling_that_the_window_drops_is_paid_for(tmp_path: Path) -> None:
     assert speed is not None
     lost = speed.settling
     assert 20 < lost <= 27
-    assert speed.break_even_steps == (2500 + lost * 480) / 10
+    assert speed.break_even_step == (2500 + lost * 480) / 10
     report = write_report(sweep)
     assert f"({lost} settling)" in report.markdown.read_text()
     assert json.loads(report.json.read_text())["cells"][1]["speed"]["settling"] == lost
@@ -562,4 +562,4 @@ def test_settling_that_the_window_drops_is_paid_for(tmp_path: Path) -> None:
 def test_what_gains_nothing_never_pays_off(tmp_path: Path) -> None:
     speed = timed(tmp_path, lambda run: EAGER_MS + run.spec.repeat)
     assert speed is not None
-    assert speed.break_even_steps is None
+    assert speed.break_even_step is None
