@@ -12,6 +12,7 @@ from analysis.curves.print_precision import (
     widen_margins,
 )
 from analysis.records.steps import Integers
+from analysis.verdict.completeness import check_agreement
 from analysis.verdict.curve_difference import sample_of
 from analysis.verdict.divergence import exceeds_margin_surely
 from analysis.verdict.ladder import judge_curves
@@ -36,8 +37,18 @@ def judge_files(files: CurveFiles, capture_step: int | None, margins: Margins) -
     # A perturbed run with its own numbers shows the noise that equal eager runs do not show.
     if verdict.verdict in ("EQUIVALENT", "DIVERGED") and files.copies and files.perturbed.keys() <= files.copies.keys():
         verdict = _judge_without_copies(verdict, files, first, margins)
+    if verdict.passes and (unlike := _unlike_before(files, first, margins, verdict)):
+        return unlike
     constant = constant_norm(files, first) if verdict.verdict not in ("DIVERGED", "INCOMPARABLE") else ""
     return Verdict("INCOMPARABLE", f"{constant}: {_CONSTANT}", _LEAVE_OUT, verdict.evidence) if constant else verdict
+
+
+def _unlike_before(files: CurveFiles, first: int, margins: Margins, verdict: Verdict) -> Verdict | None:
+    """Return INCOMPARABLE if curves differ before the capture. A late capture step would hide a fault there."""
+    eager, graphed = (tuple(side.values()) for side in files.sides)
+    before = max(first - 1, 0)  # without the capture step
+    found = check_agreement(eager, graphed, before, margins, files.metrics, equal=verdict.verdict == "BITWISE")
+    return Verdict("INCOMPARABLE", found.reason, found.fix, verdict.evidence) if found else None
 
 
 def _judge_without_copies(verdict: Verdict, files: CurveFiles, first: int, margins: Margins) -> Verdict:

@@ -16,7 +16,7 @@ from analysis.pairing.eager_baseline import EagerBaseline
 from analysis.pairing.first_replay import check_first_replay
 from analysis.pairing.flaky_attempts import contradictions
 from analysis.pairing.parameter_updates import check_end, check_updates
-from analysis.pairing.precapture_check import capture_step, check_agreement, check_phases
+from analysis.pairing.precapture_check import capture_step, check_phases
 from analysis.pairing.printed_metrics import check_digits, check_sources
 from analysis.pairing.program_settings import check_settings
 from analysis.records.provenance import differences
@@ -24,7 +24,7 @@ from analysis.records.run import Attempt, Run, attempts_of
 from analysis.records.steps import Steps
 from analysis.speed.pair_speed import PairSpeed, pair_speed
 from analysis.verdict import ladder
-from analysis.verdict.completeness import eager_fault
+from analysis.verdict.completeness import check_agreement, eager_fault
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
@@ -166,8 +166,8 @@ def _judge_pair(
     repeats = [attempt for attempt in attempts_of(baseline.runs) if attempt.digests == graphed.digests]
     if changed := check_first_replay(eager, graphed, [one for one in repeats if one is not eager], captured):
         return changed
-    if disagree := check_agreement([eager.steps, *others], graphed.steps, captured, margins, equal):
-        return disagree
+    if unlike := check_agreement([eager.steps, *others], [graphed.steps], captured, margins, equal=equal):
+        return Verdict("INCOMPARABLE", unlike.reason, unlike.fix)
     if spec.engine == "command":
         return check_digits(eager, graphed, exact, margins)
     # With this overlap, parameters of other ranks arrive in the next forward pass.

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from analysis.records.steps import Steps
-from analysis.verdict.curve_difference import METRIC_NAMES, METRICS
-from analysis.verdict.curve_evidence import measure_differences
-from analysis.verdict.divergence import SURE
-from analysis.verdict.noise_floor import noise_floor
 from analysis.verdict.verdict import Verdict
-from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
 
 
@@ -51,29 +44,3 @@ def capture_step(graphed: Steps, spec: RunSpec) -> int:
         return spec.cuda_graph.capture_step
     captured = graphed.step[graphed.phase == "capture"]
     return int(captured[-1]) if len(captured) else 0
-
-
-def check_agreement(
-    eager: Sequence[Steps], graphed: Steps, capture_step: int, margins: Margins, equal: bool
-) -> Verdict | None:
-    """Return INCOMPARABLE if ``graphed`` differs from the ``eager`` runs before its capture by more than margin and noise.
-
-    ``equal`` is whether both are equal bit for bit after the capture. Then there is no noise.
-    """
-    if capture_step == 0:
-        return None
-    window = slice(0, capture_step)
-    floor = noise_floor(eager, window)
-    if floor is None and not equal:
-        return None
-    evidence = measure_differences(eager, [graphed], window).evidence
-    for metric in METRICS:
-        size, step = evidence.largest(metric)
-        noise = floor.of(metric) if floor else 0.0
-        if not size <= margins.of(metric) + SURE * noise:
-            reason = (
-                f"the graphed run differs from the eager runs before its capture: the {METRIC_NAMES[metric]} differs by "
-                f"{size:.3g} at step {step}, where both run eagerly, so graphs are not the cause"
-            )
-            return Verdict("INCOMPARABLE", reason, "check that both started with the same weights, data and settings")
-    return None

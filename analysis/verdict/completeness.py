@@ -1,4 +1,4 @@
-"""Rung 0 of a verdict: check that both sides have every step once, in order and finite.
+"""Rung 0 of a verdict: check that both sides have every step once, in order and finite, and begin alike.
 
 The keys of ``Curves`` are the names that messages use, such as "eager run" or a file name.
 """
@@ -13,7 +13,11 @@ import numpy as np
 
 from analysis.records.steps import Booleans, Integers, Metric, Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Deviation
+from analysis.verdict.curve_evidence import measure_differences
+from analysis.verdict.divergence import SURE
+from analysis.verdict.noise_floor import noise_floor
 from launch.common.text import numbered
+from launch.contract.plan import Margins
 
 Curves = Mapping[str, Steps]
 
@@ -148,3 +152,34 @@ def _not_finite(
         f"the loss or gradient norm is not finite at step {expected[at]} ({where}{when}), so nothing can be compared"
     )
     return IncompleteCurve(reason, _TRAIN)
+
+
+def check_agreement(
+    eager: Sequence[Steps],
+    graphed: Sequence[Steps],
+    first: int,
+    margins: Margins,
+    metrics: Sequence[Metric] = METRICS,
+    *,
+    equal: bool,
+) -> IncompleteCurve | None:
+    """Return a fault if ``graphed`` differ from the ``eager`` runs before index ``first`` by more than margin and noise.
+
+    Graphed runs are eager there. ``equal`` is whether all are equal bit for bit from ``first`` on: then there is no noise.
+    """
+    if first == 0:
+        return None
+    floor = noise_floor(eager, slice(first))
+    if floor is None and not equal:
+        return None
+    evidence = measure_differences(eager, graphed, slice(first), metrics).evidence
+    for metric in metrics:
+        size, step = evidence.largest(metric)
+        noise = floor.of(metric) if floor else 0.0
+        if not size <= margins.of(metric) + SURE * noise:
+            reason = (
+                f"the graphed run differs from the eager runs before its capture: the {METRIC_NAMES[metric]} differs by "
+                f"{size:.3g} at step {step}, where both run eagerly, so graphs are not the cause"
+            )
+            return IncompleteCurve(reason, "check that both started with the same weights, data and settings")
+    return None

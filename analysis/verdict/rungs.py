@@ -243,7 +243,7 @@ def _other_cause(window: ComparisonWindow) -> str:
     for largest in _largest(window):
         metric, size, _, margin = largest
         if floor is None or not size <= margin + SURE * floor.of(metric) < np.inf:
-            return f"{_difference(*largest)} by more than {SURE:g} times the noise floor"
+            return f"the {METRIC_NAMES[metric]} exceeds its margin by more than {SURE:g} times the noise floor"
     for sample in window.samples:
         metric, margin = sample.metric, window.margins.of(sample.metric)
         beyond = int((np.abs(sample.graphed) > margin).sum(axis=1).max())

@@ -114,6 +114,9 @@ def test_the_window_begins_after_the_capture(tmp_path: Path, capsys: pytest.Capt
     assert judged(capsys, eager, graphed, "--capture-step", "8").startswith("DIVERGED")
     assert judged(capsys, eager, graphed, "--capture-step", "9").startswith("BITWISE")
     assert judged(capsys, eager, graphed, "--capture-step", "119").startswith("INCOMPARABLE\nno step ran")
+    late = judged(capsys, eager, graphed, "--capture-step", "15")
+    assert late.startswith("INCOMPARABLE\nthe graphed run differs from the eager runs before its capture")
+    assert "at step 9" in late
     near = [noisy(tmp_path / "n.csv", 1, 0.01)]
     short = judged(capsys, eager, near, "--capture-step", "40")
     assert short.startswith("INCONCLUSIVE") and "over 79 steps" in short
