@@ -52,6 +52,8 @@ from launch.common.regular_file import read_regular
 
 OBSERVED = "LAUNCH_OBSERVED_ATTEMPT"
 """The environment variable that tells the user's program the attempt's folder (engine command)."""
+IMAGE = "LAUNCH_CONTAINER_IMAGE"
+"""The environment variable that tells ranks the image of their container, which nothing inside the container shows."""
 
 
 PROJECT_URL = "project_url"

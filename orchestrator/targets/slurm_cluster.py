@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from launch.common.text import count
 from launch.contract.bundle import Step
+from launch.contract.paths import IMAGE
 from launch.contract.plan import Cell, Reason
 from launch.contract.spec import Device, RunSpec
 from orchestrator.errors import input_error
@@ -82,7 +83,8 @@ class Cluster:
         arguments = tuple(_srun_arguments(profile, self.folders))
         tasks, cpus = request.ranks_per_node // spec.ranks_per_task, request.cpus_per_rank * spec.ranks_per_task
         step = Step(request.nodes, tasks, cpus, python, arguments)
-        return StartSettings(0, (), step, profile.environment)
+        image = {IMAGE: profile.container_image} if profile.container_image else {}
+        return StartSettings(0, (), step, {**image, **profile.environment})
 
     def _check_size(self, request: JobRequest) -> tuple[Reason, ...]:
         most = self.profile.max_nodes

@@ -15,6 +15,7 @@ import torch
 
 from launch.common.checkout import describe_commit
 from launch.common.redact import is_secret_name, redact
+from launch.contract.paths import IMAGE
 from launch.contract.spec_ids import digest
 from launch.train.telemetry import memory
 
@@ -35,6 +36,7 @@ def describe(device: torch.device, data_digest: str, weights_digest: str | None)
         "code": code,
         "hardware": hardware(device),
         "settings": _settings(os.environ),
+        **({"image": redact(image)} if (image := os.environ.get(IMAGE)) else {}),
         "data_digest": data_digest,
         "digests": {"code": code["digest"], "libraries": digest(found)}
         | ({"weights": weights_digest} if weights_digest else {}),

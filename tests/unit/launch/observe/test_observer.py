@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch.common.typed_json import from_json
+from launch.contract.paths import IMAGE
 from launch.contract.records.gradient_sketch import StepSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import Parallelism
@@ -228,13 +229,15 @@ os.waitpid(child, 0)
     assert observe(tmp_path / "child", loader, spec_of()).diagnosis.outcome == "COMPLETED"
 
 
-def test_the_environment_names_command_code_and_packages(tmp_path: Path) -> None:
+def test_the_environment_names_command_code_image_and_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(IMAGE, "docker://site/image:1")
     (tmp_path / "train.py").write_text(PROGRAM)
     first = json.loads(observe(tmp_path, PROGRAM, spec_of()).attempt.environment.read_text())
     (tmp_path / "train.py").write_text(PROGRAM + "\n")
     again = dataclasses.replace(spec_of(), repeat=1)
     second = json.loads(observe(tmp_path, PROGRAM, again).attempt.environment.read_text())
     assert first["program"]["command"] == "python train.py" and first["packages"]["torch"]
+    assert first["image"] == "docker://site/image:1"
     assert first["digests"]["libraries"] == second["digests"]["libraries"]
     assert first["digests"]["code"] != second["digests"]["code"]
 

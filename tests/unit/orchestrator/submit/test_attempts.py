@@ -17,6 +17,7 @@ from launch.common.atomic_files import dumps
 from launch.common.typed_json import from_json
 from launch.contract.bundle import BundleOrder, Step
 from launch.contract.outcomes import OUTCOMES, Outcome
+from launch.contract.paths import IMAGE
 from launch.contract.plan import Plan
 from orchestrator.errors import InputError
 from orchestrator.slurm.job_listing import Job
@@ -237,7 +238,7 @@ def test_an_order_for_a_cluster_says_how_ranks_start(tmp_path: Path) -> None:
     )  # fmt: skip
     target = dataclasses.replace(CLUSTER, profile=profile, folders=("/code", "/store"))
     (order,) = planned_orders(plan(tmp_path, host=target, **TWO_NODES), target)
-    assert (order.slots, order.slot_names, order.environment) == (0, (), {"NCCL_X": "1"})
+    assert (order.slots, order.slot_names, order.environment) == (0, (), {IMAGE: "img", "NCCL_X": "1"})
     mounts = "--container-mounts=/code:/code,/store:/store,/data:/data:ro"
     arguments = ("--mpi=pmix", "--container-image=img", mounts, "--cpu-bind=none")
     assert order.step == Step(2, 8, 2, "python3", arguments)
