@@ -64,7 +64,10 @@ def listeners(port: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("layout", "number", "said"),
-    [({"tp": 2}, signal.SIGKILL, "ended by SIGKILL"), ({"pp": 2}, signal.SIGINT, "KeyboardInterrupt")],
+    [
+        ({"tp": 2}, signal.SIGKILL, "ended by SIGKILL"),
+        pytest.param({"pp": 2}, signal.SIGINT, "KeyboardInterrupt", marks=pytest.mark.slow),
+    ],
     ids=["tp=2, killed", "pp=2, an exception"],
 )
 def test_a_rank_that_fails_mid_step_ends_the_run_and_is_named(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
@@ -177,7 +178,13 @@ def test_megatron_trains_what_torch_native_trains(name: str) -> None:
     torch.testing.assert_close(found["after"], expected["after"], rtol=0, atol=WEIGHT)
 
 
-@pytest.mark.parametrize("name", TOGETHER)
+def slow_on_many_ranks(cases: Mapping[str, Case]) -> list[Any]:
+    """Two ranks show each kind of parallelism by itself; more show what they do together."""
+    many = [name for name, case in cases.items() if case.spec.parallelism.world_size > 2]
+    return [pytest.param(name, marks=pytest.mark.slow) if name in many else name for name in cases]
+
+
+@pytest.mark.parametrize("name", slow_on_many_ranks(TOGETHER))
 def test_ranks_train_what_one_trains(name: str) -> None:
     spec = TOGETHER[name].spec
     expected = train_native(spec)
@@ -235,13 +242,7 @@ def test_experts_drifted_apart_without_ep_where_etp_is_not_tp() -> None:
     assert drifted == is_refused(spec) == (RELEASE == "0.16")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if BESIDE[name].spec.parallelism.world_size == 2 else pytest.param(name, marks=pytest.mark.slow)
-        for name in BESIDE
-    ],
-)
+@pytest.mark.parametrize("name", slow_on_many_ranks(BESIDE))
 def test_tokens_that_are_exchanged_beside_computations_give_the_same(name: str) -> None:
     """The schedule is another one, and takes 16 bits."""
     for found, expected in zip(*with_and_without(BESIDE[name]), strict=True):

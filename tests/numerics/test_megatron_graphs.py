@@ -27,6 +27,7 @@ EVEN = replace(MOE, vocab_size=32)
 MIXED = replace(EVEN, moe_layer_freq=2)
 PADDED = replace(EVEN, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
 SHARED = replace(EVEN, moe_shared_expert_ffn_hidden_size=12)
+SLOW = pytest.mark.slow
 ROUTED = ("attn", "moe_router", "moe_preprocess")
 
 
@@ -149,7 +150,9 @@ def test_a_whole_step_over_stages_is_captured_where_no_transfer_waits_for_the_de
         ranks.run(train_graphed, replace(spec, parallelism=Parallelism(pp=2)))
 
 
-@pytest.mark.parametrize("scope", [("attn",), ("moe_router", "moe_preprocess"), ROUTED], ids=str)
+@pytest.mark.parametrize(
+    "scope", [pytest.param(("attn",), marks=SLOW), pytest.param(ROUTED[1:], marks=SLOW), ROUTED], ids=str
+)
 def test_graphs_beside_the_exchange_of_tokens(scope: tuple[str, ...]) -> None:
     """Micro-batches overlap, and each has graphs of its own though there is no pipeline."""
     layout = Parallelism(dp=2, ep=2, overlap_moe_expert_parallel_comm=True)
@@ -194,7 +197,9 @@ def test_megatron_core_captures_a_yarn_models_attention_without_positions() -> N
 
 
 @pytest.mark.parametrize(
-    "layout", [Parallelism(pp=2), Parallelism(tp=2, ep=2, sequence_parallel=True)], ids=["pp", "tp, ep"]
+    "layout",
+    [pytest.param(Parallelism(pp=2), marks=SLOW), Parallelism(tp=2, ep=2, sequence_parallel=True)],
+    ids=["pp", "tp, ep"],
 )
 def test_a_yarn_models_attention_is_captured_with_its_positions_on_ranks_too(layout: Parallelism) -> None:
     calm = replace(GPT_OSS, init_std=0.4, vocab_size=32, num_layers=4)
