@@ -8,7 +8,7 @@ import torch
 
 
 def next_after(values: torch.Tensor) -> torch.Tensor:
-    """Return the next larger number for each value. Gradients pass through unchanged."""
+    """Return the next larger number for each value: (...) -> (...). Gradients pass through unchanged."""
     with torch.no_grad():
         unit = torch.nextafter(values, torch.full_like(values, math.inf)) - values
     return values + unit

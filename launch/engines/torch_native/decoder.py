@@ -81,7 +81,10 @@ class Layer(nn.Module):
         return self.elementwise.add_and_norm(x, change, self.mlp_norm.weight, self.epsilon)
 
     def forward_mlp(self, x: torch.Tensor, normed: torch.Tensor) -> tuple[torch.Tensor, RoutingStats | None]:
-        """Run the MLP or the experts on both results of :meth:`forward_attention`. Return the sum, and the routing."""
+        """Run the MLP or the experts on both results of :meth:`forward_attention`. Return the sum, and the routing.
+
+        All three tensors are (batch, sequence or this rank's shard, hidden_size).
+        """
         with self._without(normed, x, self.mlp_norm):
             if isinstance(self.mlp, MixtureOfExperts):
                 change, routed = recompute_if("moe" in self.recomputed, self.mlp)(normed)

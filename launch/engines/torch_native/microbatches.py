@@ -106,7 +106,7 @@ class Microbatches:
         """Run microbatch ``number`` backward and add to the main gradients. Return the gradient of the input activation.
 
         Args:
-            gradient: gradient of the chunk's output activation; None at the last stage.
+            gradient: gradient of the chunk's output activation, in the shape of that activation; None at the last stage.
         """
         outputs, activation, from_graphs = self._forwarded.pop((chunk, number))
         parameters = list(self.chunks[chunk].parameters())

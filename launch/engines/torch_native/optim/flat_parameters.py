@@ -42,7 +42,7 @@ class OptimizerShard:
     gradients: torch.Tensor
 
     def masters(self, place: slice) -> torch.Tensor:
-        """Return the master weights of the elements ``place``: a view or a copy."""
+        """Return the master weights of the elements ``place``, shape (elements,): a view or a copy."""
         weights = self.weights[place]
         return weights if weights.is_floating_point() else join(self.compute[place], weights)
 

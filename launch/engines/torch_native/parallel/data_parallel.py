@@ -108,12 +108,12 @@ def gather_weights(weights: torch.Tensor, buckets: Sequence[Bucket]) -> None:
 
 
 def all_reduce_sum(group: Group, tensor: torch.Tensor) -> None:
-    """Replace ``tensor`` by its sum over the ranks, in place."""
+    """Replace ``tensor``, (...), by its sum over the ranks, in place."""
     if group.process_group is not None:
         dist.all_reduce(tensor, group=group.process_group)
 
 
 def all_reduce_mean(group: Group, tensor: torch.Tensor) -> None:
-    """Replace ``tensor`` by its mean over the ranks, in place."""
+    """Replace ``tensor``, (...), by its mean over the ranks, in place."""
     all_reduce_sum(group, tensor)
     tensor.div_(group.size)
