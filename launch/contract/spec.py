@@ -326,13 +326,15 @@ class Command:
     """The user's program, which engine command runs. launch/frameworks/command_line.py fills in its placeholders.
 
     ``flags`` and ``eager`` follow the words of ``run``: ``flags`` in every run, ``eager`` in an eager run instead of
-    ``CudaGraph.arguments``. ``launcher`` torchrun starts the program once on each node, srun once for each rank.
+    ``CudaGraph.arguments``. ``launcher`` torchrun starts the program once on each node, srun once for each rank. ``pattern`` is a
+    regular expression for its printed lines, with groups named ``step``, ``loss`` and ``grad_norm``.
     """
 
     framework: FrameworkName = "script"
     run: str = ""
     workdir: str = ""
     launcher: Launcher = "torchrun"
+    pattern: str = ""
     flags: tuple[str, ...] = ()
     eager: tuple[str, ...] = ()
 

@@ -26,7 +26,7 @@ LAYOUT_ONLY = (
 micro-batch (see :func:`task_id`)."""
 
 
-BEFORE_FIELDS = (("attention_dropout", 0.0), ("hidden_dropout", 0.0), ("optimizer_precision", "fp32"))
+BEFORE_FIELDS = (("attention_dropout", 0.0), ("hidden_dropout", 0.0), ("optimizer_precision", "fp32"), ("pattern", ""))
 """What runs did before these fields existed. At this value a digest omits the field, so those runs keep their ids."""
 
 

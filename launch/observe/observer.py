@@ -186,7 +186,7 @@ class Observer:
             return ""
         lines, rest = split_lines(text, rest)
         for line in lines:
-            if said := columns_in_line(line):
+            if said := columns_in_line(line, self._spec.command.pattern):
                 self._say("printed", said)
         return rest
 

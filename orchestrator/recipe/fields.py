@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -130,6 +131,17 @@ def _check_command(run: str) -> Flaw | None:
         return Flaw(f"not the words of a command: {str(error).lower()}", f"close its quotes: {fix}")
 
 
+def _check_pattern(pattern: str) -> Flaw | None:
+    try:
+        groups = re.compile(pattern).groupindex.keys()
+    except re.error as error:
+        return Flaw(f"not a regular expression: {error}", "docs.python.org/3/library/re.html describes them")
+    if not pattern or "loss" in groups <= {"step", "loss", "grad_norm"}:
+        return None
+    fix = r"name the loss and, if it is there, step and grad_norm: 'it (?P<step>\d+) nll (?P<loss>\S+)'"
+    return Flaw("groups other than step, loss and grad_norm, or none for the loss", fix)
+
+
 @dataclass(frozen=True)
 class CommandFields:
     """The user's own program. The section also has the mappings ``command.flags`` and ``command.graphs``."""
@@ -138,6 +150,7 @@ class CommandFields:
     run: str = checked_field("", _check_command)
     workdir: str = ""
     launcher: Launcher = "torchrun"
+    pattern: str = checked_field("", _check_pattern)
 
 
 def _check_flag(name: str, value: Any) -> Flaw | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
@@ -154,6 +155,12 @@ def split_lines(text: str, rest: str) -> tuple[list[str], str]:
     return [line[:LONGEST_LINE] for line in lines if line], rest
 
 
-def columns_in_line(line: str) -> dict[Column, float]:
-    """Return the step, the loss and the gradient norm of a printed line; empty without a loss."""
+def columns_in_line(line: str, pattern: str = "") -> dict[Column, float]:
+    """Return the step, the loss and the gradient norm of a printed line.
+
+    Without a ``pattern``, whose groups have these names, only a line with a loss has any.
+    """
+    if pattern:
+        found = re.search(pattern, line)
+        return columns_in(found.groupdict()) if found else {}
     return {column: float(text) for column, text in texts_in_line(line).items()}

@@ -142,7 +142,7 @@ class StepLines:
         for metric in ("loss", "grad_norm"):
             if self.log.source(metric) is None:
                 return (
-                    f"the program shows no {metric} of its {ended} steps: print it in JSON lines, or call "
-                    "launch.observe.step(loss=..., grad_norm=...) at the end of each step"
+                    f"the program shows no {metric} of its {ended} steps: describe its lines in command.pattern, print it in JSON "
+                    "lines, or call launch.observe.step(loss=..., grad_norm=...) at the end of each step"
                 )
         return f"the program shows the loss or gradient norm of too few of its {ended} steps: log every step"

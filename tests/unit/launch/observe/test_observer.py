@@ -99,6 +99,16 @@ def test_steps_losses_and_norms_are_seen_whatever_shows_them(
     assert first != last
 
 
+def test_a_pattern_reads_lines_of_any_form(tmp_path: Path) -> None:
+    program = PROGRAM.replace(SHOW, "    print(f'it {number} nll {loss.item():.17g} loss 9.0', 'test' * number)")
+    spec = spec_of()
+    command = dataclasses.replace(spec.command, pattern=r"it (?P<step>\d+) nll (?P<loss>\S+)( gn (?P<grad_norm>\S+))?")
+    plain = observe(tmp_path / "a", PROGRAM, spec)
+    seen = observe(tmp_path / "b", program, dataclasses.replace(spec, command=command))
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [one.loss for one in seen.steps] == [one.loss for one in plain.steps]
+
+
 def test_what_goes_to_wandb_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for W&B's Run, whose own start takes seconds. The loss still has its gradient, which must not cause a warning."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
