@@ -42,7 +42,10 @@ _AGAIN = (
     "(training.deterministic: true)"
 )
 _MOVE = "make the loss fall (learning rate, data, loss scale, more steps), or set a margin that suits such losses"
-_LEARN = "train for more steps until the loss falls by more, or compare digests of the parameters after the capture and at the end"
+_LEARN = (
+    "train for more steps until the loss falls by more. Or capture without the optimizer; for curves from files, compare digests "
+    "of the parameters after the capture and at the end"
+)
 _NO_DRIFT = ", so a slow drift would not show"
 _LONGER = "train for twice as many steps: growth will leave the margin, and noise will not"
 

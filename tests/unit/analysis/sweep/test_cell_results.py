@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analysis.records.load import load
@@ -154,6 +155,26 @@ def keep_parameters(run: AttemptRecord) -> None:
     """The optimizer never steps after the capture."""
     for event in (event for events in run.events.values() for event in events if event["kind"] == "parameters"):
         event["digest"] = "first"
+
+
+@pytest.mark.parametrize(
+    ("scope", "verdict"), [(["forward_backward"], "EQUIVALENT"), (["forward_backward", "optimizer"], "INCONCLUSIVE")]
+)
+def test_a_captured_optimizer_passes_only_if_the_loss_falls(tmp_path: Path, scope: list[str], verdict: str) -> None:
+    """At a low learning rate, even updates in the wrong direction stay within the margin, and digests change."""
+
+    def edit(run: AttemptRecord) -> None:
+        towards = 1e-4 if run.spec.graphed else -1e-4
+        shared = np.random.default_rng(0).normal(0, 0.02, len(run.metrics))
+        own = np.random.default_rng([1, run.spec.repeat, run.spec.graphed]).normal(0, 2e-5, len(run.metrics))
+        for step, batch, noise in zip(run.metrics, shared, own, strict=True):
+            step["loss"] = 5 + batch + noise + towards * step["step"] / len(run.metrics)
+        for event in (event for events in run.events.values() for event in events if "graphs" in event):
+            event["graphs"]["effective_scope"] = scope
+
+    found = graphed_result(write_sweep(tmp_path, edit=edit)).verdict
+    assert found and found.verdict == verdict
+    assert ("the variation between batches hides whether it learns" in found.reason) == (verdict == "INCONCLUSIVE")
 
 
 def end_elsewhere(run: AttemptRecord, rank: int) -> None:
