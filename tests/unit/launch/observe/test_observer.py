@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -246,7 +247,8 @@ def test_the_environment_names_command_code_image_and_packages(tmp_path: Path, m
     (tmp_path / "train.py").write_text(PROGRAM + "\n")
     again = dataclasses.replace(spec_of(), repeat=1)
     second = json.loads(observe(tmp_path, PROGRAM, again).attempt.environment.read_text())
-    assert first["program"]["command"] == "python train.py" and first["packages"]["torch"]
+    assert first["program"]["command"] == "python train.py"
+    assert first["packages"]["torch"] == metadata.version("torch")
     assert first["image"] == "docker://site/image:1"
     assert first["digests"]["libraries"] == second["digests"]["libraries"]
     assert first["digests"]["code"] != second["digests"]["code"]
