@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from analysis.compare.golden import GoldenCell, GoldenMemory, GoldenSpeed, GoldenVerdict
 from analysis.verdict.verdict import VERDICTS
@@ -39,15 +39,29 @@ Aspect = Literal["cell", "outcome", "verdict", "speed", "memory"]
 Change = Literal["worse", "unfinished", "inconclusive", "not comparable", "changed", "better"]
 """What a difference means. In order: a regression; a run without an outcome; known before and unknown now; never known;
 neutral; an improvement."""
-EXITS: Mapping[Change, ExitCode] = {
-    "worse": ExitCode.FAILED,
-    "unfinished": ExitCode.UNFINISHED,
-    "inconclusive": ExitCode.INCONCLUSIVE,
-    "not comparable": ExitCode.PASS,
-    "changed": ExitCode.PASS,
-    "better": ExitCode.PASS,
+Ending = Literal["failure", "error", "skipped"]
+"""How a testcase of JUnit ends that does not pass."""
+NOTHING_WORSE = "nothing is worse"
+
+
+class ChangeKind(NamedTuple):
+    """What a change implies: the command's exit code and answer if no other is worse, its heading, its testcase's ending."""
+
+    exit_code: ExitCode
+    heading: str
+    answer: str = NOTHING_WORSE
+    ending: Ending | None = None
+
+
+KINDS: Mapping[Change, ChangeKind] = {
+    "worse": ChangeKind(ExitCode.FAILED, "worse", "worse", "failure"),
+    "unfinished": ChangeKind(ExitCode.UNFINISHED, "without an outcome", "not known yet", "error"),
+    "inconclusive": ChangeKind(ExitCode.INCONCLUSIVE, "unknown now", "unknown", "error"),
+    "not comparable": ChangeKind(ExitCode.PASS, "not comparable", ending="skipped"),
+    "changed": ChangeKind(ExitCode.PASS, "different"),
+    "better": ChangeKind(ExitCode.PASS, "better"),
 }
-"""The exit code of each change, most important first. The first change that occurs gives the exit code of the command."""
+"""The changes, most important first. The first one that occurs decides the exit code and the answer of the command."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,7 @@ class Judgement:
 
 
 def worst(changes: Sequence[Change]) -> Change | None:
-    return next((change for change in EXITS if change in changes), None)
+    return next((change for change in KINDS if change in changes), None)
 
 
 def differences(before: GoldenCell, after: GoldenCell, memory_tolerance: float) -> tuple[FigureChange, ...]:

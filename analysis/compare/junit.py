@@ -11,20 +11,12 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from analysis.compare.cell_changes import Change, judge_alone
+from analysis.compare.cell_changes import KINDS, Ending, judge_alone
 from analysis.compare.golden import Golden, GoldenCell, GoldenFailure
 from analysis.compare.sweep_changes import CellComparison, Comparison
 
 _FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-Ending = Literal["failure", "error", "skipped"]
-_ENDINGS: Mapping[Change, Ending] = {
-    "worse": "failure",
-    "unfinished": "error",
-    "inconclusive": "error",
-    "not comparable": "skipped",
-}
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ def junit_of_report(golden: Golden, *, allow_empty: bool = False) -> bytes:
 
 
 def junit_of_comparison(comparison: Comparison) -> bytes:
-    """Return the JUnit XML of a comparison. A cell passes if none of its changes is in ``_ENDINGS``."""
+    """Return the JUnit XML of a comparison. A cell passes if none of its changes has an ending."""
     properties = {unlike.key: f"{unlike.before} -> {unlike.after}" for unlike in comparison.environment}
     name = f"{comparison.after} against {comparison.before}"
     return _as_xml(name, [*map(_case_of_comparison, comparison.cells)], properties)
@@ -62,14 +54,14 @@ def _case_of_cell(cell: GoldenCell, failures: Sequence[GoldenFailure]) -> Case:
     found = judge_alone(cell)
     own = (each for each in failures if cell.unexpected and cell.label in (*each.graphed, *each.eager))
     said = "; ".join([found.reason, *(f"{each.message} (fix: {each.fix})" for each in own)])
-    return Case(cell.label, _ENDINGS.get(found.change), found.kind, said, cell.seconds)
+    return Case(cell.label, KINDS[found.change].ending, found.kind, said, cell.seconds)
 
 
 def _case_of_comparison(cell: CellComparison) -> Case:
-    ending = _ENDINGS.get(cell.change) if cell.change else None
+    ending = KINDS[cell.change].ending if cell.change else None
     if ending is None:
         return Case(cell.label, seconds=cell.seconds)
-    found = [one for one in cell.differences if _ENDINGS.get(one.change) in (ending, "error")]
+    found = [one for one in cell.differences if KINDS[one.change].ending in (ending, "error")]
     said = "; ".join(f"{one.aspect}: {one.before} -> {one.after}" for one in found)
     return Case(cell.label, ending, ", ".join(one.aspect for one in found), said, cell.seconds)
 

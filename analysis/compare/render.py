@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from analysis.compare.cell_changes import Change
+from analysis.compare.cell_changes import KINDS, NOTHING_WORSE
 from analysis.compare.sweep_changes import Comparison
 
-_HEADINGS: dict[Change, str] = {
-    "worse": "worse",
-    "unfinished": "without an outcome",
-    "inconclusive": "unknown now",
-    "not comparable": "not comparable",
-    "changed": "different",
-    "better": "better",
-}
-_ANSWERS: dict[Change | None, str] = {
-    "worse": "worse",
-    "unfinished": "not known yet",
-    "inconclusive": "unknown",
-}
 _BY_LABEL = "matched by label, since their ids differ (other settings, or fields of another version)"
 
 
@@ -30,8 +17,8 @@ def format_comparison(comparison: Comparison, before: str, after: str) -> str:
 
 
 def _lines(comparison: Comparison) -> Iterator[str]:
-    for change, heading in _HEADINGS.items():
-        yield from _section(heading, [
+    for change, row in KINDS.items():
+        yield from _section(row.heading, [
             line
             for cell in comparison.cells
             if cell.change == change
@@ -51,6 +38,7 @@ def _section(heading: str, lines: list[str]) -> Iterator[str]:
 
 def _answer(comparison: Comparison) -> str:
     counts = Counter(cell.change for cell in comparison.cells)
-    found = [f"{counts[change]} {heading}" for change, heading in _HEADINGS.items() if counts[change]]
+    found = [f"{counts[change]} {row.heading}" for change, row in KINDS.items() if counts[change]]
     same = f"{counts[None]} of {len(comparison.cells)} cells as before"
-    return f"{_ANSWERS.get(comparison.change, 'nothing is worse')} ({'; '.join([*found, same])})"
+    answer = KINDS[comparison.change].answer if comparison.change else NOTHING_WORSE
+    return f"{answer} ({'; '.join([*found, same])})"

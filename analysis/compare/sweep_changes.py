@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
-from analysis.compare.cell_changes import EXITS, MEMORY_TOLERANCE, Change, FigureChange, differences, judge_alone, worst
+from analysis.compare.cell_changes import KINDS, MEMORY_TOLERANCE, Change, FigureChange, differences, judge_alone, worst
 from analysis.compare.golden import Golden, GoldenCell
 from analysis.records.provenance import flat
 from analysis.report.json_report import to_json
@@ -65,9 +65,9 @@ class Comparison:
         return worst([change for cell in self.cells if (change := cell.change)])
 
     @property
-    def exit_code(self) -> int:
+    def exit_code(self) -> ExitCode:
         """The exit code. 3: a regression. 2: a run without an outcome. 4: only unknown now. 0: nothing worse."""
-        return EXITS[self.change] if self.change else ExitCode.PASS
+        return KINDS[self.change].exit_code if self.change else ExitCode.PASS
 
 
 def compare_sweeps(before: Golden, after: Golden, memory_tolerance: float = MEMORY_TOLERANCE) -> Comparison:

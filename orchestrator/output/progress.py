@@ -46,10 +46,6 @@ def print_orders(
     sys.stdout.flush()
 
 
-def _count_runs(orders: Sequence[BundleOrder]) -> str:
-    return count("run", sum(len(order.schedule) for order in orders))
-
-
 def warn_unshared_store(paths: SweepPaths) -> None:
     sys.stderr.write(
         f"{paths.root} is in a folder that is usually local to each host. No run starts unless the nodes of this cluster "
@@ -88,7 +84,7 @@ def print_pruned(sweep: str, files: int, total: int, kept: str, *, dry_run: bool
 def print_retries(orders: Sequence[BundleOrder], excluded_nodes: Sequence[str]) -> None:
     """Print which runs are retried after a failure of the infrastructure."""
     print_excluded_nodes(excluded_nodes)
-    print(f"{_count_runs(orders)} to retry")
+    print(f"{count('run', sum(len(order.schedule) for order in orders))} to retry")
 
 
 def print_excluded_nodes(nodes: Sequence[str]) -> None:
