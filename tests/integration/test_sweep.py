@@ -230,6 +230,7 @@ def _says_that_it_cannot_write(host: Host, limit_bytes: int | None = None) -> No
     assert not host.processes()
 
 
+@pytest.mark.slow
 def test_repeats_stop_once_the_verdicts_are_final_and_the_rest_can_be_asked_for(host: Host) -> None:
     """Compiled kernels round otherwise, which margins of 0 do not allow: DIVERGED, whatever more repeats show."""
     margins = {"loss": 0.0, "grad_norm": 0.0}

@@ -117,7 +117,7 @@ TENSORS = Parallelism(tp=2, etp=2, sequence_parallel=True)
 @pytest.mark.parametrize(
     "settings",
     [
-        graph("transformer_engine"),
+        pytest.param(graph("transformer_engine"), marks=SLOW),
         graph("transformer_engine", *ROUTED),
         graph("local"),
         graph("full_iteration"),

@@ -93,8 +93,17 @@ def test_checks_find_nothing_and_change_nothing(model: Model, settings: CudaGrap
     compare_runs(spec_of(model, settings))
 
 
-@pytest.mark.parametrize("settings", [WHOLE, LAYERS, LOCAL])
-@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("place", "settings"),
+    [
+        ("forward", WHOLE),
+        ("backward", LAYERS),
+        ("forward", LOCAL),
+        pytest.param("backward", WHOLE, marks=pytest.mark.slow),
+        pytest.param("forward", LAYERS, marks=pytest.mark.slow),
+        pytest.param("backward", LOCAL, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_goes_on_without_a_check_that_lacks_memory(settings: CudaGraph, place: str) -> None:
     spec = spec_of(DENSE, settings, replace(Parallelism(), overlap_grad_reduce=True))
     with_checks = run_with_checks(replace(spec, step_checks=2), place)
