@@ -158,12 +158,12 @@ def _judge_pair(
         comparable = [a.steps for a in (eager, *attempts_of(baseline.runs)) if a.digests == graphed.digests]
         fault = eager_fault(comparable)
         return Verdict("INCOMPARABLE", fault.reason, fault.fix) if fault else exact
-    if stuck := check_updates(eager, graphed):
+    repeats = [attempt for attempt in attempts_of(baseline.runs) if attempt.digests == graphed.digests]
+    if stuck := check_updates(eager, graphed, repeats):
         return stuck
     complete = baseline.repeats.get(graphed.digests, {}).values()
     others = [steps for steps in complete if steps is not eager.steps]
     captured, equal = capture_step(graphed.steps, spec), exact is not None
-    repeats = [attempt for attempt in attempts_of(baseline.runs) if attempt.digests == graphed.digests]
     if changed := check_first_replay(eager, graphed, [one for one in repeats if one is not eager], captured):
         return changed
     if unlike := check_agreement([eager.steps, *others], [graphed.steps], captured, margins, equal=equal):

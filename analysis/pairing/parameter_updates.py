@@ -13,11 +13,15 @@ from analysis.verdict.verdict import Verdict
 from launch.common.text import numbered
 
 _CAPTURE = "capture without the optimizer, and check whether a replay updates the parameters that it captured"
+_REDUCE = "check that each replay reduces gradients over these ranks, or capture without the communication"
 _TRAIN = "set a learning rate above 0 for the steps after the capture (training.learning_rate), or train for more steps"
 
 
-def check_updates(eager: Attempt, graphed: Attempt) -> Verdict | None:
-    """Return DIVERGED if a rank's parameters change only in the eager run, INCOMPARABLE if no rank's parameters change."""
+def check_updates(eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) -> Verdict | None:
+    """Return DIVERGED if a rank's parameters change only in the eager run, INCOMPARABLE if no rank's parameters change.
+
+    ``repeats`` are all comparable eager runs. DIVERGED too if ranks are replicas of each other in them alone.
+    """
     unchanged = [rank for rank, changes in sorted(graphed.updates.items()) if not changes]
     if stuck := [rank for rank in unchanged if eager.updates.get(rank)]:
         ranks = numbered("rank", stuck)
@@ -27,7 +31,26 @@ def check_updates(eager: Attempt, graphed: Attempt) -> Verdict | None:
         return Verdict(
             "INCOMPARABLE", "neither run changes any parameter after the capture, so nothing is learnt", _TRAIN
         )
-    return None
+    return _check_replicas([eager, *repeats], graphed)
+
+
+def _check_replicas(eager: Sequence[Attempt], graphed: Attempt) -> Verdict | None:
+    """Return DIVERGED if ranks end with the same parameters in each ``eager`` run, but not in the ``graphed`` one.
+
+    Data-parallel ranks stay equal because they reduce their gradients. Their mean loss hardly shows a replay that does not.
+    """
+    replicas: dict[tuple[str, ...], list[int]] = {}
+    for rank in sorted(set(graphed.parameters).intersection(*(one.parameters for one in eager))):
+        replicas.setdefault(tuple(one.parameters[rank][1] for one in eager), []).append(rank)
+    apart = next(
+        (ranks for ranks in replicas.values() if len({graphed.parameters[rank][1] for rank in ranks}) > 1), None
+    )
+    if apart is None:
+        return None
+    reason = (
+        f"ranks {', '.join(map(str, apart))} end with the same parameters in eager runs, but not in the graphed run"
+    )
+    return Verdict("DIVERGED", reason, _REDUCE)
 
 
 def check_end(exact: Verdict | None, eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) -> Verdict | None:

@@ -157,6 +157,17 @@ def keep_parameters(run: AttemptRecord) -> None:
         event["digest"] = "first"
 
 
+def test_ranks_that_are_replicas_in_eager_runs_alone_are_a_divergence(tmp_path: Path) -> None:
+    """A replay without the reduction of gradients: each rank trains on its own, and the mean loss is nearly the same."""
+
+    def edit(run: AttemptRecord) -> None:
+        end_elsewhere(run, 0, 1, apart=run.spec.graphed and run.spec.repeat == 1)
+        run.metrics[60]["loss"] += 1e-6 * run.spec.graphed
+
+    found = graphed_result(write_sweep(tmp_path, ranks=2, edit=edit)).verdict
+    assert found and found.verdict == "DIVERGED" and "ranks 0, 1 end with the same parameters in eager" in found.reason
+
+
 @pytest.mark.parametrize(
     ("scope", "verdict"), [(["forward_backward"], "EQUIVALENT"), (["forward_backward", "optimizer"], "INCONCLUSIVE")]
 )
@@ -177,11 +188,13 @@ def test_a_captured_optimizer_passes_only_if_the_loss_falls(tmp_path: Path, scop
     assert ("the variation between batches hides whether it learns" in found.reason) == (verdict == "INCONCLUSIVE")
 
 
-def end_elsewhere(run: AttemptRecord, rank: int) -> None:
+def end_elsewhere(run: AttemptRecord, *ranks: int, apart: bool = False) -> None:
     """The last update, or one of a parameter that no loss depends on, has another result."""
-    for event in run.events[rank]:
-        if event["kind"] == "parameters" and event["digest"] == "last":
-            event["digest"] = f"of repeat {run.spec.repeat}, {run.spec.cuda_graph.label}"
+    for rank in ranks:
+        digest = f"of repeat {run.spec.repeat}, {run.spec.cuda_graph.label}" + f", rank {rank}" * apart
+        for event in run.events[rank]:
+            if event["kind"] == "parameters" and event["digest"] == "last":
+                event["digest"] = digest
 
 
 @pytest.mark.parametrize(
@@ -197,11 +210,11 @@ def test_equal_curves_with_other_parameters_at_the_end_are_not_bitwise(
 ) -> None:
     def edit(run: AttemptRecord) -> None:
         if elsewhere(run.spec):
-            end_elsewhere(run, 1)
+            end_elsewhere(run, 0, 1)
 
     found = graphed_result(write_sweep(tmp_path, ranks=2, edit=edit)).verdict
     assert found and found.verdict == verdict
-    assert ("the parameters of rank 1 differ after the last step" in found.reason) == (verdict == "INCONCLUSIVE")
+    assert ("the parameters of ranks 0, 1 differ after the last step" in found.reason) == (verdict == "INCONCLUSIVE")
 
 
 @pytest.mark.parametrize("near", [0.0, 1e-5])
