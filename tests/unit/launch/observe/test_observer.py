@@ -219,6 +219,17 @@ def test_each_bad_program_has_an_outcome_and_a_fix(tmp_path: Path, name: str) ->
     assert found.remedy
 
 
+def test_a_program_prints_its_stack_when_the_supervisor_asks(tmp_path: Path) -> None:
+    """The supervisor asks a program that hangs, before it ends it."""
+    asked = PROGRAM.replace(
+        SHOW, f"{SHOW}\n    if number == 6: import os, signal; os.kill(os.getpid(), signal.SIGUSR1)"
+    )
+    seen = observe(tmp_path, asked, spec_of())
+    assert seen.diagnosis.outcome == "COMPLETED", "it goes on"
+    line = next(number for number, text in enumerate(asked.splitlines(), 1) if "SIGUSR1" in text)
+    assert f'File "train.py", line {line} in <module>' in seen.attempt.log(0).read_text()
+
+
 def test_a_program_that_goes_on_after_its_last_step_loses_nothing(tmp_path: Path) -> None:
     seen = observe(tmp_path, PROGRAM, spec_of(steps=8))
     assert seen.diagnosis.outcome == "COMPLETED" and len(seen.steps) == 8
