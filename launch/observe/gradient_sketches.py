@@ -24,8 +24,7 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this rank holds of ``tensor``. The observer asks no other rank, which may not be asking at the same time."""
-    local: torch.Tensor = tensor.detach()
-    return local.to_local() if hasattr(local, "to_local") else local
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def sketch(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[GradientSketch]:
@@ -46,7 +45,7 @@ def sketch(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[G
 
 def _numbers(gradient: torch.Tensor, seed: int) -> torch.Tensor:
     """Return the norm and the projections, shape (1 + PROJECTIONS,). The program's own random numbers do not change."""
-    flat = own_part(gradient).reshape(-1)
+    flat = own_part(gradient.detach()).reshape(-1)
     generator = torch.Generator(flat.device).manual_seed(seed)
     sums = torch.zeros(1 + PROJECTIONS, dtype=torch.float64, device=flat.device)
     for piece in flat.split(CHUNK_ELEMENTS):

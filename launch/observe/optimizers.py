@@ -34,7 +34,7 @@ class Optimizers:
 
     def write_digest(self, recorder: Recorder) -> None:
         """Write a digest of this rank's own parts of the parameters, which shows whether the optimizer changes any."""
-        parameters = [own_part(one) for one in _parameters(self._seen.values())]
+        parameters = [own_part(one.detach()) for one in _parameters(self._seen.values())]
         if not parameters:
             recorder.note("no optimizer was seen, so it is unknown whether parameters change")
             return

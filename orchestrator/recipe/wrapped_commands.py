@@ -19,10 +19,10 @@ from orchestrator.errors import InputError, Problem, input_error
 from orchestrator.recipe.yaml_reader import dump
 
 RECIPE_FILE = "wrap.yaml"
-_OF_GRAPHS = re.compile(r"graph|compile|rng.tracker|check.for.nan", re.IGNORECASE)
+_OF_GRAPHS = re.compile(r"graph|compile|eager|rng.tracker|check.for.nan", re.IGNORECASE)
 """Names that trainers give to graph settings, and to what their graphs need."""
-_GRAPH_MODES = re.compile(r"reduce.overhead|max.autotune")
-"""Modes of torch.compile with graphs."""
+_GRAPH_MODES = re.compile(r"reduce.overhead|max.autotune|(cuda.?)?graphs?|eager", re.IGNORECASE)
+"""Values that a flag of any name may have for graphs, or for none: ``--mode reduce-overhead``."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,9 @@ class WrappedCommands:
 
 
 def _is_of_graphs(found: FlagDifference) -> bool:
-    return bool(_OF_GRAPHS.search(found.name) or _GRAPH_MODES.search(f"{found.eager} {found.graphed}"))
+    return bool(_OF_GRAPHS.search(found.name)) or any(
+        map(_GRAPH_MODES.fullmatch, (found.eager or "", found.graphed or ""))
+    )
 
 
 def _words(option: str, command: str) -> Sequence[str]:
