@@ -51,7 +51,7 @@ def test_a_script_becomes_a_report(host: Host) -> None:
     assert "has changed" not in host.run("sweep", host.write(content)).stderr
     (host.folder / "train.py").write_text(PROGRAM + "\n")
     again = host.run("sweep", host.write(content))
-    assert f"{host.folder}: its code has changed since the runs on disk" in again.stderr and "4 on disk" in again.stdout
+    assert f"{host.folder}: its code has changed since the runs on disk" in again.stderr and "2 on disk" in again.stdout
 
 
 HUGGINGFACE = """
