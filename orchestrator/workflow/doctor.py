@@ -33,14 +33,22 @@ MOST_SKEW_SECONDS = 5.0
 _PROBE = "launch.train.describe_node"
 
 
+State = Literal["pass", "warn", "fail"]
+
+
 @dataclass(frozen=True)
 class Check:
     """One check. ``found`` is what it found. ``fix`` says what to do, and is empty if nothing is to be done."""
 
     name: str
-    state: Literal["pass", "warn", "fail"]
+    state: State
     found: str
     fix: str = ""
+
+
+def _check(name: str, good: bool, found: str, fix: str, otherwise: State = "fail") -> Check:
+    """Return a check that passes if ``good``, and else has a fix."""
+    return Check(name, "pass", found) if good else Check(name, otherwise, found, fix)
 
 
 def check_host(store: Path) -> list[Check]:
@@ -83,11 +91,8 @@ def _check_slurm() -> Check:
 
 
 def _check_compiler(host: Host) -> Check:
-    if host.has_compiler:
-        return Check("C++ compiler", "pass", "found")
-    return Check(
-        "C++ compiler", "warn", "none (CXX, g++ or clang++)", "torch.compile on a CPU needs it: apt-get install g++"
-    )
+    found, fix = "found" if host.has_compiler else "none (CXX, g++ or clang++)", "apt-get install g++"
+    return _check("C++ compiler", host.has_compiler, found, f"torch.compile on a CPU needs it: {fix}", "warn")
 
 
 def _check_partition(partition: Partition) -> Check:
@@ -95,18 +100,14 @@ def _check_partition(partition: Partition) -> Check:
     gpus = max((equal.count_gpus(None) for equal in partition.nodes), default=0)
     limit = f"{partition.max_minutes:g} minutes at most" if partition.max_minutes < math.inf else "no time limit"
     found = f"{partition.state}, {count('node', nodes)}, {count('GPU', gpus)} on a node, {limit}"
-    if partition.state == "UP" and nodes:
-        return Check(f"partition {partition.name}", "pass", found)
-    return Check(
-        f"partition {partition.name}", "fail", found, "wait until it is UP, or name another one in the profile"
-    )
+    is_up, fix = partition.state == "UP" and nodes > 0, "wait until it is UP, or name another one in the profile"
+    return _check(f"partition {partition.name}", is_up, found, fix)
 
 
 def _check_wandb() -> Check:
     base_url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-    if (reason := why_offline(base_url)) is None:
-        return Check("W&B", "pass", f"{base_url} answers, and a key is configured")
-    return Check("W&B", "warn", reason, "run wandb login; without it runs are logged offline, for wandb sync")
+    reason, fix = why_offline(base_url), "run wandb login; without it runs are logged offline, for wandb sync"
+    return _check("W&B", reason is None, reason or f"{base_url} answers, and a key is configured", fix, "warn")
 
 
 def _job_command(cluster: Cluster) -> list[str]:
@@ -153,9 +154,8 @@ def judge_node(found: Mapping[str, Any], wants_gpu: bool, begun: float, ended: f
     yield _check_software(found, wants_gpu)
     yield _check_store(found)
     skew = max(begun - found["time"], found["time"] - ended, 0.0)
-    late = skew > MOST_SKEW_SECONDS
-    fix = "ask the site to synchronize clocks (chrony), since times of records are compared" if late else ""
-    yield Check("clock", "warn" if late else "pass", f"{skew:.1f} s from this host's", fix)
+    fix = "ask the site to synchronize clocks (chrony), since times of records are compared"
+    yield _check("clock", skew <= MOST_SKEW_SECONDS, f"{skew:.1f} s from this host's", fix, "warn")
     yield from _judge_gpus(found, wants_gpu)
 
 
@@ -201,9 +201,5 @@ def _judge_gpus(found: Mapping[str, Any], wants_gpu: bool) -> Iterator[Check]:
         fix = "take its folder out of LD_LIBRARY_PATH: the loader prefers it to PyTorch's own"
         yield Check("cuDNN", "warn", f"{found['cudnn']}; a second one: {where}", fix)
     else:
-        known = found["cudnn"] is not None
-        yield Check(
-            "cuDNN", "pass" if known else "fail", str(found["cudnn"]), "" if known else "install PyTorch with cuDNN"
-        )
-    nccl = found["nccl"]
-    yield Check("NCCL", "pass" if nccl else "fail", nccl or "none", "" if nccl else "install a PyTorch with NCCL")
+        yield _check("cuDNN", found["cudnn"] is not None, str(found["cudnn"]), "install PyTorch with cuDNN")
+    yield _check("NCCL", bool(found["nccl"]), found["nccl"] or "none", "install a PyTorch with NCCL")
