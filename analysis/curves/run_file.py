@@ -67,7 +67,7 @@ def _reader_of(file: Path) -> Callable[[Path], Iterator[Row]] | None:
 
 
 def _read_log(path: Path) -> Iterator[Row]:
-    """Yield the steps that lines of a log show. Count them if the log does not number them."""
+    """Yield the steps that lines of a log show. Count them if the log numbers none, else skip lines without a number."""
     rows: list[Row] = []
     ranks: set[str] = set()
     for number, line in enumerate(read_text(path).replace("\r", "\n").split("\n"), start=1):
@@ -85,7 +85,8 @@ def _read_log(path: Path) -> Iterator[Row]:
             f"{path}: lines of {', '.join(sorted(ranks)[:4])} without step numbers; keep only the lines of one rank"
         )
     for place, (at, row) in enumerate(rows):
-        yield at, {"step": place, **row} if counts else row
+        if counts or "step" in row:
+            yield at, {"step": place, **row}
 
 
 def _read_trainer_state(path: Path) -> Iterator[Row]:

@@ -70,6 +70,13 @@ def test_a_log_without_numbers_of_steps_counts_them(tmp_path: Path) -> None:
     assert [step for step, _, _ in shown(tmp_path / "train.log")] == [0, 1, 2]
 
 
+def test_a_log_with_numbers_of_steps_has_other_losses_too(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(
+        "loss: 9.0\nstep 5 loss 2.5\nstep 6 loss 2.25\naverage of the epoch: loss 2.3\n"
+    )
+    assert [row[:2] for row in shown(tmp_path / "train.log")] == [(5, 2.5), (6, 2.25)]
+
+
 @pytest.mark.parametrize("tensor", [False, True])
 def test_scalars_of_an_event_file_are_read_to_the_last_whole_record(tmp_path: Path, tensor: bool) -> None:
     path = write_events(tmp_path / "events.out.tfevents.1.host", tensor=tensor)
