@@ -37,8 +37,15 @@ less."""
 
 Aspect = Literal["cell", "outcome", "verdict", "speed", "memory"]
 Change = Literal["worse", "unfinished", "inconclusive", "not comparable", "changed", "better"]
-"""What a difference means. In order: a regression; a run without an outcome; known before and unknown now; never known;
-neutral; an improvement."""
+"""What a difference means.
+
+- worse: a regression.
+- unfinished: a run has no outcome.
+- inconclusive: known before, unknown now.
+- not comparable: never known.
+- changed: neither better nor worse.
+- better: an improvement.
+"""
 Ending = Literal["failure", "error", "skipped"]
 """How a testcase of JUnit ends that does not pass."""
 NOTHING_WORSE = "nothing is worse"

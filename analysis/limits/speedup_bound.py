@@ -35,7 +35,7 @@ QUICKER_IN_A_GRAPH = 0.2
 """The share by which a graphed step may be shorter than its baseline's computing time. The same kernels take less time in a
 graph: 10% less in a Megatron-Core pipeline on four H200s (docs/results/qwen3_8l_megatron_parallel), 7% on one."""
 HOST_SHARE, HOST_PART = 0.9, 0.5
-"""Shares of a step from which the host's time bounds it wholly or in part. In between, host and device alternate."""
+"""The host bounds a step if its time is at least the first share of the step, and bounds it in part above the second share."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ class EagerStep(ProbedStep):
 
 @dataclass(frozen=True)
 class GraphedStep(ProbedStep):
-    """A step of a graphed cell. Tracing may disturb its probe: ``busy_ms`` and ``computing_ms`` check the step and are not a
-    bound."""
+    """A step of a graphed cell. Tracing may disturb its probe, so ``busy_ms`` and ``computing_ms`` only check the step time."""
 
     graph_launches: float
 

@@ -206,7 +206,7 @@ def outside(cell: CellLoad) -> tuple[Term, ...]:
     terms = [times_constant(constant) for constant in (constants.context, *kernels)]
     degrees = (layout.tp, layout.cp, layout.dp, layout.pp, layout.ep)
     if groups := several + sum(degree > 1 for degree in degrees) + (0 if cell.is_native else 4):
-        more = ": the world, each kind of parallelism" + ("" if cell.is_native else ", 4 groups of Megatron-Core")
+        more = ": all ranks, each kind of parallelism" + ("" if cell.is_native else ", 4 groups of Megatron-Core")
         terms.append(times_constant(constants.communicator, groups, more=more))
     if layout.pp > 1 or (layout.ep > 1 and layout.dispatcher == "alltoall"):
         terms.append(times_constant(constants.peers))

@@ -15,11 +15,14 @@ from analysis.verdict.verdict import Verdict
 from launch.contract.records.gradient_sketch import GradientSketch
 
 NOISE_MULTIPLE = 6.0
-"""A difference is not a fault up to this multiple of that between eager runs, or at the step before the capture (as in step
-checks)."""
+"""A fault exceeds this multiple of the noise, as in step checks. The noise is the larger of two differences: between eager runs,
+and at the step before the capture."""
 LEAST_OF_ITSELF, LEAST_OF_ALL = 1 / 16, 1 / 50
-"""A fault is larger than the first share of its gradient's norm and the second share of the norm of all gradients. Rounding by
-other kernels is smaller than the first. The second excludes gradients that are only rounding, such as that of a key's bias."""
+"""A fault exceeds the first share of its gradient's norm and the second share of the norm of all gradients.
+
+Rounding of other kernels stays below the first share. The second share excludes gradients that are mere rounding errors, such as
+that of a key's bias.
+"""
 MOST_NAMED = 3
 FIRST_REPLAYS = 3
 

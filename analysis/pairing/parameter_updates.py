@@ -20,7 +20,8 @@ _TRAIN = "set a learning rate above 0 for the steps after the capture (training.
 def check_updates(eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) -> Verdict | None:
     """Return DIVERGED if a rank's parameters change only in the eager run, INCOMPARABLE if no rank's parameters change.
 
-    ``repeats`` are all comparable eager runs. DIVERGED too if ranks are replicas of each other in them alone.
+    ``repeats`` are all comparable eager runs. Return DIVERGED too if ranks are replicas of each other in eager runs, but not in
+    the graphed run.
     """
     unchanged = [rank for rank, changes in sorted(graphed.updates.items()) if not changes]
     if stuck := [rank for rank in unchanged if eager.updates.get(rank)]:

@@ -44,9 +44,9 @@ SpeedVerdict = Literal["FASTER", "SLOWER", "NEUTRAL", "INCONCLUSIVE"]
 BAND = 0.01
 """A ratio is NEUTRAL if its whole interval is within 1 +- BAND."""
 MINIMUM_STEPS = 20
-"""The least number of steady steps that each pair needs for a verdict."""
+"""The minimum number of steady steps per pair for a verdict."""
 LEAST_ON_THE_CLOCK = 0.5
-"""The least share of a gain (of the ratio's logarithm) that the host's clock must also show."""
+"""The share of a gain (of the ratio's logarithm) that the host's clock must show at least."""
 MOST_DRIFT = 1.0
 """The largest change of a step time's logarithm that drift may cause within a pair. A larger one extrapolates the line too
 far."""

@@ -92,7 +92,7 @@ def finite_steps(steps: Steps, metrics: Sequence[Metric] = METRICS) -> Booleans:
 def _one_sided(
     eager: Curves, graphed: Curves, expected: Integers, first: int, shared: int, metrics: Sequence[Metric]
 ) -> IncompleteCurve | None:
-    """Find the first number after the capture that is not finite in a graphed run, and finite in all eager runs.
+    """Find the first number after the capture that is not finite in a graphed run, but finite in all eager runs.
 
     If an eager run is not finite either, graphs need not be the cause.
     """

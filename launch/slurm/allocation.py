@@ -123,7 +123,7 @@ def job_state(job: str) -> str | None:
 
 
 def queue_state(line: str) -> str | None:
-    """Return the state in a line of squeue: state, reason, and the time of preemption."""
+    """Return the job's state from a line of squeue. The line has the state, the reason and the time of preemption."""
     words = line.split()
     if len(words) < 3:
         return None

@@ -263,7 +263,7 @@ def publish_report(sweep: SweepPaths, settings: TrackSettings, say: Callable[[st
         run.finish()
         _remove_superseded(run)
         if session.mode == "offline":
-            say("offline, so runs get no verdict in their summaries; the run analysis has all of them")
+            say("offline, so the summaries of runs get no verdict; the W&B run named analysis has all verdicts")
         else:
             add_verdicts(f"{run.entity}/{run.project}", sweep_token(sweep.tracking), content, say)
 
@@ -285,7 +285,9 @@ def add_verdicts(project: str, token: str, content: Mapping[str, Any], say: Call
             # A run that was never uploaded does not exist.
             missing = next(iter(str(error).splitlines()), type(error).__name__)
     if done < len(summaries):
-        say(f"{done} of {len(summaries)} runs have their verdict in W&B ({missing}); the run analysis has all of them")
+        say(
+            f"{done} of {len(summaries)} runs have their verdict in W&B ({missing}); the W&B run named analysis has all verdicts"
+        )
 
 
 def run_summaries(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from orchestrator.sweeps.store import report_disk_errors
 from orchestrator.targets.slurm_cluster import Target
 
 LEAST_REPEATS = 2
-"""The least number of repeats. One eager run gives no noise floor, so nothing could be DIVERGED."""
+"""The minimum number of repeats. One eager run gives no noise floor, so nothing could be DIVERGED."""
 AnySearch = TypeVar("AnySearch", bound=Search)
 
 

@@ -86,7 +86,7 @@ def most_repeats(repeats: int | str) -> int:
 
 
 def _number_or_auto(interval: Interval, automatic: str) -> Check:
-    """Return the check of a number in ``interval``, or the word ``auto``, whose meaning is ``automatic``."""
+    """Return a check that accepts numbers in ``interval`` and the word ``auto``. Its message explains ``auto`` by ``automatic``."""
     flaw = Flaw("not a whole number, or auto", f"write a whole number, or auto: {automatic}")
 
     def check(value: int | str) -> Flaw | None:

@@ -122,7 +122,7 @@ def _state(owner: BundleOwner, run_id: str, expect: Expectation) -> RunState:
 
 
 def _state_of_attempt(owner: BundleOwner, run: RunPaths, number: int, expect: Expectation) -> RunState:
-    """Return the state of a run by its latest attempt, of this ``number``; 0 means that there is none."""
+    """Return the state of a run, from its latest attempt. ``number`` is that attempt's number, or 0 if there is none."""
     run_id = run.run_id
     if number == 0:
         unordered: StateName = "CANCELLED" if owner.cancelled(run_id) else "PLANNED"

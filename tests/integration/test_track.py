@@ -322,7 +322,7 @@ def test_what_the_report_says_of_a_cell_joins_the_summary_of_its_runs(server: st
         text=True,
     )
     said = "1 of 2 runs have their verdict in W&B (Could not find run"
-    assert done.stdout.startswith(said) and "the run analysis has all of them" in done.stdout, done.stderr
+    assert done.stdout.startswith(said) and "the W&B run named analysis has all verdicts" in done.stdout, done.stderr
     assert Graphql.summaries == {
         "one-token": {
             "loss": 1.5, "report/cell": "A1", "report/label": "torch", "report/outcome": "COMPLETED",

@@ -18,7 +18,7 @@ NOTE = "With --cluster it runs a job of one minute on one node.\n\n"
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "--cluster", metavar="NAME", help="check the Slurm cluster of this profile; '' is the default one"
+        "--cluster", metavar="NAME", help="check the Slurm cluster of this profile; '' means the default profile"
     )
     add_json(parser)
 

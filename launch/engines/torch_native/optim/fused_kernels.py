@@ -185,7 +185,9 @@ def adamw_in_operators(training: Training, decays: bool, lean: bool) -> Callable
 
 
 def _adamw(training: Training, decays: bool) -> Callable[..., None]:
-    """Return the update of a :class:`_Slice`, from the scale, the rate and both bias corrections, each of shape ()."""
+    """Return a function that updates a :class:`_Slice`. Its other arguments are the gradient scale, the learning rate and both
+    bias corrections, each of shape ().
+    """
     beta1, beta2, epsilon = training.adam_beta1, training.adam_beta2, training.adam_epsilon
     decay = training.weight_decay if decays else 0.0
 
