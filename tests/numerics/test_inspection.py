@@ -65,10 +65,11 @@ def test_a_step_of_one_rank_changes_no_shape_and_draws_no_number(spec: RunSpec) 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.usefixtures("plain_kernels")
 def test_compiled_parts_run_compiled_while_they_are_inspected() -> None:
     from torch._dynamo.utils import counters
 
-    spec = make_spec(MOE, precision="bf16", compile="elementwise")  # code that test_engine.py compiles too
+    spec = make_spec(MOE, precision="bf16", compile="elementwise")
     inspected(spec)
     compiled = counters["stats"]["unique_graphs"]
     assert inspected(spec) == Inspection(())
