@@ -28,7 +28,10 @@ def cell_text(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return ``text`` on one line, escaped so that Markdown finds no HTML, image or unpaired backquote in it."""
+    """Return ``text`` on one line, escaped so that Markdown finds no HTML, image or unpaired backquote in it.
+
+    Of links, only whole ones to a web page stay. Half of one would join with what follows ``text``.
+    """
     line, at, parts = one_line(text), 0, []
     for kept in _KEPT.finditer(line):
         parts += [_escape_markup(line[at : kept.start()]), kept[0]]
@@ -37,12 +40,12 @@ def escape(text: str) -> str:
     return "".join(parts) + rest + "\\" * rest.endswith("\\")
 
 
-# Backslash escapes, and code spans, whose text Markdown shows literally (CommonMark 0.31, 6.1).
-_KEPT = re.compile(r"\\[\\`]|(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)")
+# Backslash escapes, code spans, whose text Markdown shows literally (CommonMark 0.31, 6.1), and links to a web page.
+_KEPT = re.compile(r"\\[\\`]|(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)|(?<!!)\[[^]\[`<\\]*]\(https?://[^\s()<>`\\]+\)")
 
 
 def _escape_markup(text: str) -> str:
-    return text.replace("<", "&lt;").replace("![", "!\\[").replace("`", "\\`")
+    return text.replace("<", "&lt;").replace("![", "!\\[").replace("](", "]\\(").replace("`", "\\`")
 
 
 def item(text: str) -> str:

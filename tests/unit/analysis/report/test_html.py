@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -141,6 +141,7 @@ def tokens(markdown: str) -> list[tuple[str, str]]:
 
 @settings(max_examples=100)
 @given(st.lists(MARKUP, min_size=1, max_size=3))
+@example(["[](", ")"])
 def test_no_text_is_more_than_text_wherever_it_stands(texts: list[str]) -> None:
     """In any number beside each other, with code of our own between them, in a list and in a table."""
     line = " `ours` ".join(map(escape, texts))
