@@ -80,19 +80,11 @@ def tools(runs: int, dora: str | None, cloudai: str | None) -> list[Tool]:
         files = {"many/__init__.py": "", "many/train.py": DORA_PROGRAM, "many/grids/__init__.py": ""}
         found.append(Tool("dora grid --dry_run", command, files | {"many/grids/many.py": DORA_GRID % runs}))
     if cloudai:
-        command = [
-            cloudai,
-            "-c",
-            "from cloudai.cli import main; main()",
-            "dry-run",
-            "--system-config",
-            "system.toml",
-            "--tests-dir",
-            "tests",
-        ]
+        options = "dry-run --system-config system.toml --tests-dir tests --test-scenario scenario.toml"
+        command = [cloudai, "-c", "from cloudai.cli import main; main()", *options.split()]
         scenario = 'name = "many"\n' + "".join(CLOUDAI_RUN % number for number in range(runs))
         files = {"system.toml": CLOUDAI_SYSTEM, "tests/sleep.toml": CLOUDAI_TEST, "scenario.toml": scenario}
-        found.append(Tool("cloudai dry-run", [*command, "--test-scenario", "scenario.toml"], files))
+        found.append(Tool("cloudai dry-run", command, files))
     return found
 
 

@@ -48,9 +48,7 @@ def _check_replicas(eager: Sequence[Attempt], graphed: Attempt) -> Verdict | Non
     )
     if apart is None:
         return None
-    reason = (
-        f"ranks {', '.join(map(str, apart))} end with the same parameters in eager runs, but not in the graphed run"
-    )
+    reason = f"{numbered('rank', apart)} end with the same parameters in eager runs, but not in the graphed run"
     return Verdict("DIVERGED", reason, _REDUCE)
 
 
@@ -62,13 +60,13 @@ def check_end(exact: Verdict | None, eager: Attempt, graphed: Attempt, repeats: 
     """
     others = [{rank: last for rank, (_, last) in one.parameters.items()} for one in (eager, *repeats)]
     differing = [
-        str(rank)
+        rank
         for rank, (_, last) in sorted(graphed.parameters.items())
         if len(found := {one[rank] for one in others if rank in one}) == 1 and last not in found
     ]
     if exact is None or exact.verdict != "BITWISE" or not differing:
         return exact
-    ranks = f"rank{'s' if len(differing) > 1 else ''} {', '.join(differing)}"
+    ranks = numbered("rank", differing)
     reason = (
         f"losses and gradient norms are equal bit for bit, but the parameters of {ranks} differ after the last step"
     )

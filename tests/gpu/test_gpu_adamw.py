@@ -1,4 +1,4 @@
-"""On a GPU: AdamW's Triton kernel equals its PyTorch reference to the bit, also in a graph, and lean steps are whole ones."""
+"""On a GPU: AdamW's Triton kernel equals its PyTorch reference to the bit, also in a graph, and so do lean steps in graphs."""
 
 from __future__ import annotations
 

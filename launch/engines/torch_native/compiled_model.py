@@ -53,8 +53,8 @@ def _compiled_frames() -> int:
 def disable_kernel_timing() -> None:
     """Make Inductor choose between kernels by rules, not by timing them on the device.
 
-    Its deterministic mode covers only the kernels that it knows to round differently. It times the block sizes of pointwise
-    kernels on, although AdamW's rounded differently too.
+    Its deterministic mode covers only the kernels that it knows to round differently, and still times the block sizes of
+    pointwise kernels. Those probably changed bits as well (docs/determinism.md).
     """
     from torch._inductor import config
 

@@ -1,9 +1,8 @@
 """AdamW as one Triton kernel, which reads and writes each tensor once. Import it only on a machine with CUDA.
 
 Every operation rounds as PyTorch's operators do: multiplications and additions are not fused, divisions and roots are exact.
-So the kernel equals ``adamw_in_operators`` bit for bit, except the payloads of NaN. No measured time decides anything, so every
-GPU of one kind computes the same bits. Inductor times block sizes. On H200s both its choices for AdamW occurred: one took half
-as long again, and weights differed.
+So the kernel equals ``adamw_in_operators`` bit for bit, except the payloads of NaN. Inductor would choose a block size by
+timing, which probably changed bits and times between sweeps (docs/determinism.md).
 """
 
 from __future__ import annotations

@@ -37,10 +37,10 @@ class InPlaceKernel:
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._compiled = torch.compile(function, fullgraph=True, dynamic=True)
-        self._tuned: set[tuple[torch.dtype | None, ...]] = set()
+        self._tuned: set[tuple[torch.dtype, ...]] = set()
 
-    def __call__(self, *arguments: torch.Tensor | None) -> None:
-        kinds = tuple(None if argument is None else argument.dtype for argument in arguments)
+    def __call__(self, *arguments: torch.Tensor) -> None:
+        kinds = tuple(argument.dtype for argument in arguments)
         if kinds not in self._tuned:
             self._tuned.add(kinds)
             heads = _clone_heads(arguments)
@@ -51,11 +51,8 @@ class InPlaceKernel:
         self._compiled(*arguments)
 
 
-def _clone_heads(arguments: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    return [
-        argument if argument is None or argument.dim() == 0 else argument[:AUTOTUNE_ELEMENTS].clone()
-        for argument in arguments
-    ]
+def _clone_heads(arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [argument if argument.dim() == 0 else argument[:AUTOTUNE_ELEMENTS].clone() for argument in arguments]
 
 
 class FusedAccumulation:
