@@ -25,6 +25,7 @@ from launch.contract.exit_codes import OF_EVERY_COMMAND, OWN, ExitCode
 from launch.contract.records import (
     clocks,
     events,
+    gpu_rates,
     graph_stats,
     inspection,
     memory,
@@ -170,7 +171,7 @@ RECORDS: Mapping[str, tuple[type, ...]] = {
     "outcome.json": (outcomes.Outcome,),
     "metrics.jsonl": (step_metrics.StepMetrics,),
     "events/rank<r>.jsonl": (
-        memory.Memory, clocks.Clocks, graph_stats.GraphStats, probe.Probe, probe.LastStep,
+        memory.Memory, clocks.Clocks, graph_stats.GraphStats, probe.Probe, probe.LastStep, gpu_rates.GpuRates,
         step_check.StepCheck, step_check.TensorDifference, step_check.RoutingDifference, step_check.LayerResult,
         inspection.Inspection, inspection.Finding, inspection.Kernels, inspection.KernelTime,
     ),

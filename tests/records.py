@@ -28,6 +28,7 @@ from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason
 from launch.contract.records.clocks import Clocks
 from launch.contract.records.events import Phase, StepPhase
+from launch.contract.records.gpu_rates import GpuRates
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import identity_of
 from launch.contract.records.memory import Memory
@@ -45,6 +46,7 @@ SETTLE_STEPS = 2
 GIB = 1 << 30
 RECIPE = "name: written\nengine: torch_native\n"
 SPEEDUP = 1.25
+RATES = GpuRates("fp32", flops=5e13, bandwidth=4e12)
 EAGER_PROBE = Probe(graph_launches=0.0, kernels=1200.0, busy_ms=16.0, computing_ms=15.5, host_ms=19.0)
 """Of an eager step of about 20 ms, on CUDA."""
 EAGER_STEP = LastStep(milliseconds=21.0, busy=(1.0, 0.6, 0.4, 0.9, 0.8) * 24)
@@ -277,6 +279,7 @@ def _events(spec: RunSpec) -> list[dict[str, Any]]:
     if spec.placement.device == "cuda":
         seen, last = (GRAPHED_PROBE, GRAPHED_STEP) if spec.graphed else (EAGER_PROBE, EAGER_STEP)
         writer.write("probe", "probe", steps, probe=dataclasses.asdict(seen), last_step=dataclasses.asdict(last))
+        writer.write("rates", "probe", steps, rates=dataclasses.asdict(RATES))
     return writer.events
 
 

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from analysis.memory.activations import Rows, expert_rows, layer_bytes, recomputed_bytes, row_bytes, sharded_tokens
 from analysis.memory.measured_constants import MEASURED, Constants
 from analysis.memory.static_memory import BYTES, Part, State, layer_parameters
-from launch.contract.pipeline_stages import layers_of
+from launch.contract.pipeline_stages import layers_of_stages
 from launch.contract.spec import Parallelism, RunSpec
 
 
@@ -174,6 +174,6 @@ class RankLoad:
 @lru_cache(maxsize=256)
 def _layers_by_kind(layers: int, pp: int, vpp: int, stage: int, every: int) -> Mapping[bool, int]:
     """Return the number of a stage's layers, by whether they have experts. Every ``every``-th layer has; 0 means none."""
-    numbers = [number for part in layers_of(layers, pp, vpp)[stage::pp] for number in part]
+    numbers = layers_of_stages(layers, pp, vpp)[stage]
     experts = sum(every > 0 and number % every == 0 for number in numbers)
     return {True: experts, False: len(numbers) - experts}

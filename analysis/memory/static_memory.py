@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Literal
 
 from launch.contract.model_flops import GATED_MATRICES
-from launch.contract.pipeline_stages import layers_of
-from launch.contract.spec import Model, Parallelism, RunSpec
+from launch.contract.pipeline_stages import layers_of_stages
+from launch.contract.spec import Model, Parallelism, RunSpec, Training
 
 MOMENTS = 2 * 4
 """Bytes per element of AdamW's fp32 moments."""
@@ -67,10 +67,9 @@ def state_of_stages(spec: RunSpec) -> list[State]:
 @lru_cache(maxsize=256)
 def stages(model: Model, layout: Parallelism) -> list[Parameters]:
     """Return the parameters of a rank, by pipeline stage."""
-    virtual = layers_of(model.num_layers, layout.pp, layout.vpp)
     held = [
-        sum((_layer(model, layout, number) for part in virtual[stage :: layout.pp] for number in part), Parameters())
-        for stage in range(layout.pp)
+        sum((_layer(model, layout, number) for number in numbers), Parameters())
+        for numbers in layers_of_stages(model.num_layers, layout.pp, layout.vpp)
     ]
     embedding = model.vocab_size * model.hidden_size // layout.tp
     shared = model.tie_embeddings and layout.pp == 1
@@ -79,15 +78,29 @@ def stages(model: Model, layout: Parallelism) -> list[Parameters]:
     return held
 
 
+def updated_parameters(spec: RunSpec) -> list[float]:
+    """Return the number of parameters that a rank's optimizer updates, by pipeline stage."""
+    shares = _optimizer_shares(spec.parallelism)
+    return [held.dense / shares[0] + held.experts / shares[1] for held in stages(spec.model, spec.parallelism)]
+
+
+def _optimizer_shares(layout: Parallelism) -> tuple[int, int]:
+    """Return over how many ranks the optimizer divides dense parameters and those of experts."""
+    return (layout.cp * layout.dp, layout.expert_dp) if layout.distributed_optimizer else (1, 1)
+
+
+def gradient_bytes(training: Training) -> int:
+    """Return the bytes of an element of the main gradients."""
+    return max(BYTES[training.precision], BYTES[training.gradient_precision])
+
+
 def _state(spec: RunSpec, held: Parameters) -> State:
-    training, layout = spec.training, spec.parallelism
+    training, shares = spec.training, _optimizer_shares(spec.parallelism)
     elements, weight = held.dense + held.experts, BYTES[training.precision]
-    gradient = max(weight, BYTES[training.gradient_precision])
     own = MOMENTS + (MASTER if training.precision == "bf16" else 0)
     own = LEAN if training.optimizer_precision == "lean" else own
-    shares = (layout.cp * layout.dp, layout.expert_dp) if layout.distributed_optimizer else (1, 1)
     optimizer = held.dense * own // shares[0] + held.experts * own // shares[1]
-    return State(elements * weight, elements * gradient, optimizer)
+    return State(elements * weight, elements * gradient_bytes(training), optimizer)
 
 
 def _layer(model: Model, layout: Parallelism, number: int) -> Parameters:

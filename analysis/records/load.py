@@ -37,6 +37,7 @@ from launch.contract.bundle import runs_not_needed
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
 from launch.contract.plan import Cell, Plan, read_plan
+from launch.contract.records.gpu_rates import GpuRates
 from launch.contract.records.gradient_sketch import GradientSketch, StepSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import without_identity
@@ -176,6 +177,8 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         proofs=last_of_kind(events, "proof", _graph_stats, problems),
         probes=last_of_kind(events, "probe", lambda event: from_json(Probe, event["probe"]), problems),
         last_steps=last_steps(events),
+        # A damaged one is left out, because no verdict uses it.
+        rates=last_of_kind(events, "rates", lambda event: from_json(GpuRates, event["rates"]), []),
         parameters=parameter_digests(events),
         sketches=_by_step(
             all_of_kind(events, "gradients", lambda event: from_json(StepSketch, event["sketch"]), problems)

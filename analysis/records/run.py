@@ -12,6 +12,7 @@ from analysis.records.steps import Steps
 from launch.contract.outcomes import Outcome
 from launch.contract.records.clocks import Clocks
 from launch.contract.records.events import Phase
+from launch.contract.records.gpu_rates import GpuRates
 from launch.contract.records.gradient_sketch import GradientSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.inspection import Inspection
@@ -62,6 +63,8 @@ class Attempt(EndedAttempt):
     probes: Mapping[int, Probe]
     last_steps: Mapping[int, LastStep]
     """Traced steps; ranks without one are left out."""
+    rates: Mapping[int, GpuRates]
+    """What each rank's GPU reached; ranks that did not measure it are left out."""
     inspections: Mapping[int, Inspection]
     step_checks: Mapping[int, Sequence[StepCheck]]
     clocks: Mapping[int, Clocks]

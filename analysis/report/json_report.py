@@ -20,6 +20,10 @@
          "memory_forecast": {phase: {"allocated", "device"}}   (bytes of the fullest rank; empty where nothing is forecast),
          "straggler": null | {"rank", "what": "computing" | "host", "milliseconds", "others_ms", "throttled"},
          "throttling": null | {"own": THROTTLED, "eager": null | THROTTLED},
+         "roofline": null | {"stage", "limit_ms", "of_hardware": limit / step, "reason": why both are null,
+                             "rates": null | {"precision", "flops", "bandwidth"}   (per second),
+                             "work": {kind: {"operations", "bytes", "milliseconds": null | ms}},
+                             "sent": {kind of parallelism: bytes}}   (analysis.limits.roofline, per step of a rank),
          "speed": null | {"verdict", "ratio", "low", "high", "own_low", "own_high", "pairs", "steps", "outliers", "settling",
                           "outliers_kept", "break_even_step", "reason", "repeats_to_decide", and on a GPU "eager_ms", "graphed_ms",
                           "eager_tokens_per_second", "graphed_tokens_per_second", "eager_tflops", "graphed_tflops"};
@@ -78,7 +82,7 @@ from analysis.records.provenance import provenance
 from analysis.records.run import Run, attempts_of
 from analysis.report.report_data import ReportData
 from analysis.report.summary import Summary
-from analysis.sweep.cell_results import CellResult, PairResult
+from analysis.sweep.cell_results import CellResult, CellSpeed, PairResult
 from analysis.sweep.failure_modes import failure_modes
 from analysis.sweep.fit_matrix import outcome_matrix
 from analysis.sweep.metric_changes import MEMORY_METRICS, MetricChange, memory_risks, metric_changes
@@ -180,6 +184,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "memory_forecast": _memory_forecast(result.spec),
         "straggler": to_json(speed.straggler),
         "throttling": _throttling(speed.throttling),
+        "roofline": _roofline(speed),
         "speed": _speed(result),
         "replay": _replay(graphs.replay, result.on_gpu),
         "step_checks": to_json(graphs.step_checks),
@@ -204,6 +209,19 @@ def _memory(memory: CellMemory | None) -> Any:
 def _throttling(throttling: Throttling | None) -> Any:
     sides = {name: getattr(throttling, name, None) for name in ("own", "eager")}
     return throttling and {name: side and {**to_json(side), "slowed": side.slowed} for name, side in sides.items()}
+
+
+def _roofline(speed: CellSpeed) -> Any:
+    roofline = speed.roofline
+    return roofline and {
+        **_pick(roofline, "stage", "limit_ms", "reason", "rates"),
+        "of_hardware": speed.of_hardware,
+        "work": {
+            kind: {**to_json(work), "milliseconds": roofline.milliseconds.get(kind)}
+            for kind, work in roofline.work.items()
+        },
+        "sent": roofline.sent,
+    }
 
 
 def _speed(result: CellResult) -> Any:

@@ -240,22 +240,28 @@ def _nearest(ran: Sequence[CellResult]) -> str:
 
     Communication kernels also wait, so their time is not a bound.
     """
-    bounds = [(r.speed.bound, r.cell.label) for r in ran if r.passes and not _either_slowed(r)]
+    bounds = [(r.speed.bound, r.cell.label, _of_hardware(r)) for r in ran if r.passes and not _either_slowed(r)]
     cells = [
-        (bound.times_computing, label, bound.bound)
-        for bound, label in bounds
+        (bound.times_computing, label, bound.bound, hardware)
+        for bound, label, hardware in bounds
         if bound and bound.times_computing is not None and bound.bound != "other kernels"
     ]
     if not cells:
         return ""
-    times, label, bottleneck = min(cells)
+    times, label, bottleneck, hardware = min(cells)
     if times <= 1 + NEAR and bottleneck == "device":
-        return f"At the upper bound: `{label}`. Its step time equals the baseline's GPU-busy time, so graphs can save nothing more."
+        saved = "Its step time equals the baseline's GPU-busy time, so graphs can save nothing more."
+        return f"At the upper bound: `{label}`. {saved}{hardware}"
     limit = BOTTLENECKS[bottleneck] if bottleneck else "something unknown"
     return (
         f"Nearest to the upper bound: `{label}`. Its step takes {times:.2f} times the GPU computing time of its eager "
-        f"baseline, and {limit} limits it."
+        f"baseline, and {limit} limits it.{hardware}"
     )
+
+
+def _of_hardware(result: CellResult) -> str:
+    share = result.speed.of_hardware
+    return "" if share is None else f" The hardware's limit is {share:.0%} of that step."
 
 
 def _either_slowed(result: CellResult) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from analysis.graphs.capture_cost import capture_cost
 from analysis.graphs.replay_check import worst
+from analysis.limits.roofline import cell_roofline
 from analysis.limits.speedup_bound import cell_limit, eager_doubt
 from analysis.limits.straggler import cell_straggler
 from analysis.limits.throttling import throttle_bounds, throttling_of
@@ -156,6 +157,7 @@ def _speed(spec: RunSpec, attempts: Sequence[Attempt], compared: Sequence[tuple[
         step_time,
         throttling=throttling_of(attempts, compared, layout.world_size),
         straggler=cell_straggler(attempts, layout, step_time.milliseconds) if step_time else None,
+        roofline=cell_roofline(spec, attempts),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from analysis.graphs.capture_cost import CaptureCost
 from analysis.graphs.replay_check import Replay
+from analysis.limits.roofline import Roofline
 from analysis.limits.speedup_bound import SpeedupBound
 from analysis.limits.straggler import Straggler
 from analysis.limits.throttling import Throttling
@@ -34,15 +35,23 @@ class PairResult(Pair):
 
 @dataclass(frozen=True)
 class CellSpeed:
-    """A cell's step time and its speed-up over eager. Only GPU cells have a throttling, straggler and upper bound."""
+    """A cell's step time and its speed-up over eager. Only GPU cells have a throttling, straggler, upper bound and roofline."""
 
     step_time: StepTime | None = None
     speedup: Speed | None = None
     bound: SpeedupBound | None = None
     throttling: Throttling | None = None
     straggler: Straggler | None = None
+    roofline: Roofline | None = None
     timing_doubt: str = ""
     """Why the step cannot be as short as measured; empty if it can."""
+
+    @property
+    def of_hardware(self) -> float | None:
+        """The share of the step that the hardware needs, or None if it is unknown."""
+        if self.roofline is None or self.step_time is None or self.timing_doubt:
+            return None
+        return self.roofline.share(self.step_time.milliseconds)
 
 
 @dataclass(frozen=True)

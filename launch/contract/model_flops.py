@@ -18,6 +18,9 @@ packed sequence count as one, which overestimates attention.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
 from launch.contract.spec import Model, RunSpec
 
 PASSES = 3
@@ -25,6 +28,21 @@ PASSES = 3
 MULTIPLY_ADD = 2
 GATED_MATRICES = 3
 """Gate, up and down."""
+
+ProductPart = Literal["attention", "mlp", "experts"]
+"""The parts of a layer with products. A shared expert counts as an mlp in a layer with experts."""
+
+
+class Product(NamedTuple):
+    """The product of a row with a weight of ``inputs`` x ``outputs``. Tensor-parallel ranks split ``split``."""
+
+    inputs: int
+    outputs: int
+    split: Literal["inputs", "outputs"]
+
+    @property
+    def weights(self) -> int:
+        return self.inputs * self.outputs
 
 
 def model_flops(spec: RunSpec) -> float:
@@ -41,27 +59,55 @@ def tokens_per_step(spec: RunSpec) -> int:
 def flops_per_token(model: Model, sequence_length: int) -> float:
     """Return the operations per token, forward and backward."""
     layers = sum(
-        model.hidden_size * (_projections(model) + _feed_forward(model, number))
-        + 2 * _queries(model) * _keys_seen(model.window_of_layer(number), sequence_length)
+        sum(_weights_per_token(model, number).values()) + attention_multiplies(model, number, sequence_length)
         for number in range(model.num_layers)
     )
-    return PASSES * MULTIPLY_ADD * (layers + model.hidden_size * model.vocab_size)
+    return PASSES * MULTIPLY_ADD * (layers + logits_product(model).weights)
 
 
-def _queries(model: Model) -> int:
+def _weights_per_token(model: Model, number: int) -> Mapping[ProductPart, int]:
+    """Return the weights that a token meets in layer ``number``. It meets those of ``moe_router_topk`` experts."""
+    return {
+        part: sum(product.weights for product in products) * (model.moe_router_topk if part == "experts" else 1)
+        for part, products in layer_products(model, number).items()
+    }
+
+
+def layer_products(model: Model, number: int) -> Mapping[ProductPart, tuple[Product, ...]]:
+    """Return the products of layer ``number``, counted from 0, for each row: a token, or a token at one of its experts."""
+    keys = model.num_query_groups * model.kv_channels
+    columns, hidden = queries(model) + 2 * keys, model.hidden_size
+    found: dict[ProductPart, tuple[Product, ...]] = {
+        "attention": (Product(hidden, columns, "outputs"), Product(queries(model), hidden, "inputs"))
+    }
+    if width := mlp_width(model, model.has_experts(number)):
+        found["mlp"] = _gated(hidden, width)
+    if model.has_experts(number):
+        found["experts"] = _gated(hidden, model.moe_ffn_hidden_size)
+    return found
+
+
+def logits_product(model: Model) -> Product:
+    return Product(model.hidden_size, model.vocab_size, "outputs")
+
+
+def queries(model: Model) -> int:
+    """Return the columns of all queries of a token."""
     return model.num_attention_heads * model.kv_channels
 
 
-def _projections(model: Model) -> int:
-    """Return the columns of queries, keys and values plus the rows of the output projection."""
-    return 2 * _queries(model) + 2 * model.num_query_groups * model.kv_channels
+def mlp_width(model: Model, has_experts: bool) -> int:
+    """Return the width of a layer's MLP, or of its shared expert; 0 if it has none."""
+    return model.moe_shared_expert_ffn_hidden_size if has_experts else model.ffn_hidden_size
 
 
-def _feed_forward(model: Model, number: int) -> int:
-    if not model.has_experts(number):
-        return GATED_MATRICES * model.ffn_hidden_size
-    experts = model.moe_router_topk * model.moe_ffn_hidden_size
-    return GATED_MATRICES * (experts + model.moe_shared_expert_ffn_hidden_size)
+def attention_multiplies(model: Model, number: int, sequence_length: int) -> float:
+    """Return the multiplications per token of layer ``number``'s queries with keys, and of probabilities with values."""
+    return 2 * queries(model) * _keys_seen(model.window_of_layer(number), sequence_length)
+
+
+def _gated(hidden: int, width: int) -> tuple[Product, ...]:
+    return Product(hidden, (GATED_MATRICES - 1) * width, "outputs"), Product(width, hidden, "inputs")
 
 
 def _keys_seen(window: int, sequence_length: int) -> float:

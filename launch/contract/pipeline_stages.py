@@ -25,3 +25,9 @@ def layers_of(num_layers: int, stages: int, chunks: int) -> tuple[range, ...]:
     share, extra = divmod(num_layers, parts)
     ends = [(part + 1) * share + max(0, min(part - (parts - 2 - extra), extra)) for part in range(parts)]
     return tuple(range(start, end) for start, end in pairwise([0, *ends]))
+
+
+def layers_of_stages(num_layers: int, stages: int, chunks: int) -> list[list[int]]:
+    """Return the numbers of the layers of each pipeline stage, over all of its chunks."""
+    virtual = layers_of(num_layers, stages, chunks)
+    return [[number for part in virtual[stage::stages] for number in part] for stage in range(stages)]

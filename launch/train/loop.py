@@ -9,6 +9,8 @@ not change.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from launch.contract.errors import CaptureError
@@ -21,6 +23,7 @@ from launch.train.inspection.capture_blockers import INSPECTED_STEPS, inspect
 from launch.train.inspection.check_memory import eager_step_bytes
 from launch.train.inspection.step_check import check_step
 from launch.train.telemetry.event_log import Recorder
+from launch.train.telemetry.gpu_rates import measure_rates
 from launch.train.telemetry.parameter_digest import digest_parameters
 from launch.train.telemetry.profiler import PROBED_STEPS, probe
 from launch.train.telemetry.step_metrics import Metrics, PendingStep, StepTimer
@@ -78,14 +81,28 @@ def train(
     recorder.enter("probe", spec.training.steps)
     recorder.write("parameters", digest=digest_parameters(engine.parameters()))
     recorder.write("proof", graphs=engine.graph_stats())
+    _observe_further_steps(spec, engine, tokens_of, recorder)
+    recorder.enter("teardown", spec.training.steps)
+
+
+def _observe_further_steps(
+    spec: RunSpec, engine: Engine, tokens_of: Callable[[int], torch.Tensor], recorder: Recorder
+) -> None:
+    """Observe a few steps after the timed ones, and measure what the GPU can do."""
     # Only one profiler at a time sees a device.
-    if mesh.device.type == "cuda" and spec.profile == "none":
+    unprofiled = recorder.device.type == "cuda" and spec.profile == "none"
+    if unprofiled:
         probed = range(spec.training.steps, spec.training.steps + PROBED_STEPS)
         recorder.write("probe", **vars(probe(engine.step, [tokens_of(step) for step in probed])))
     if spec.inspect:
         further = range(spec.training.steps, spec.training.steps + INSPECTED_STEPS)
         recorder.write("inspection", inspection=inspect(engine.step, [tokens_of(step) for step in further]))
-    recorder.enter("teardown", spec.training.steps)
+    if unprofiled:
+        rates = measure_rates(recorder.device, spec.training.precision)
+        if rates is None:
+            recorder.note("the rates of this GPU were not measured: its memory has too little room")
+        else:
+            recorder.write("rates", rates=rates)
 
 
 def phase_of(step: int, capture_step: int | None, last_unsettled: int) -> Phase:

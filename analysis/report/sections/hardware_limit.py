@@ -1,0 +1,57 @@
+"""How far each cell on GPUs is from what their hardware can do."""
+
+from __future__ import annotations
+
+from analysis.limits.roofline import Roofline
+from analysis.limits.step_work import KINDS
+from analysis.report.report_data import ReportData
+from analysis.report.sections.tables import how_to_read, table
+from analysis.sweep.cell_results import CellResult
+
+TITLE = "## The hardware's limit"
+HEADER = (
+    "cell", "step", "limit", "limit / step", *KINDS, "TFLOP per step and GPU", "GB moved", "GB sent", "measured rates",
+)  # fmt: skip
+NOTES = (
+    "Limit: the time that this GPU needs for the step's work if nothing is late: operations at the rate of a large matrix product, "
+    "and bytes at the bandwidth of a large copy. For each kind of work the longer of both counts, and the limit is their sum. "
+    "Slow kernels lengthen the GPU-busy time of the upper bound, but not this limit.",
+    "Limit / step: the share of the step that the hardware needs. Faster kernels and less waiting can save the rest at most, "
+    "except by overlapping kinds of work with each other.",
+    "Work: that of the rank with the longest limit, counted from the recipe with an even load of experts. "
+    "Communication and the bubble of a pipeline take no time in the limit. GB sent are what a rank sends at least.",
+    "Measured rates: each rank measures its GPU after its last step, in a short burst. The best of all ranks and runs counts. "
+    "Under a power cap, a long step cannot hold these rates.",
+)
+
+
+def render(report: ReportData) -> list[str]:
+    """Render the cells on GPUs whose runs ended well. Say what is missing if no run measured rates."""
+    cells = [(result, result.speed.roofline) for result in report.shown if result.speed.roofline]
+    if not cells:
+        return []
+    if not any(roofline.rates for _, roofline in cells):
+        reasons = dict.fromkeys(roofline.reason for _, roofline in cells)
+        return [TITLE, f"Unknown: {'; '.join(reasons)}."]
+    return [TITLE, table(HEADER, [_row(*cell) for cell in cells]), *how_to_read(*NOTES)]
+
+
+def _row(result: CellResult, roofline: Roofline) -> list[str]:
+    step, share, limit, rates = result.speed.step_time, result.speed.of_hardware, roofline.limit_ms, roofline.rates
+    return [
+        result.name_with_verdict,
+        f"{step.milliseconds:.2f} ms" if step else "-",
+        "-" if limit is None else f"{limit:.2f} ms",
+        "-" if share is None else f"{share:.0%}",
+        *(_time(roofline.milliseconds.get(kind)) for kind in KINDS),
+        f"{sum(work.operations for work in roofline.work.values()) / 1e12:.3g}",
+        f"{sum(work.bytes for work in roofline.work.values()) / 1e9:.3g}",
+        f"{sum(roofline.sent.values()) / 1e9:.3g}" if roofline.sent else "-",
+        f"{rates.flops / 1e12:.0f} TFLOP/s in {rates.precision}, {rates.bandwidth / 1e12:.2f} TB/s"
+        if rates
+        else f"unknown: {roofline.reason}",
+    ]
+
+
+def _time(milliseconds: float | None) -> str:
+    return f"{milliseconds:.2f} ms" if milliseconds else "-"
