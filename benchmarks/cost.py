@@ -64,7 +64,9 @@ def read_cost(sweep: SweepPaths) -> Cost:
     names = {cell["cell_id"]: cell["label"] for cell in reported}
     runs = {run_id: names[cell["cell_id"]] for cell in cells if cell["cell_id"] in names for run_id in cell["run_ids"]}
     attempts = [attempt for run_id in runs for attempt in sorted((sweep.root / "runs" / run_id).glob("attempts/*"))]
-    missing = [run_id for run_id in runs if not list((sweep.root / "runs" / run_id).glob("attempts/*/outcome.json"))]
+    ended = {attempt.parent.parent.name for attempt in attempts if (attempt / "outcome.json").exists()}
+    # A perturbed run is made only if a verdict needs it.
+    missing = [run_id for run_id in runs if run_id not in ended and not _is_perturbed(sweep.run(run_id).spec)]
     if missing:
         raise SystemExit(f"{sweep.root.name}: {len(missing)} runs have not ended: call again to continue")
     ranks = {run_id: _ranks(sweep.root / "runs" / run_id / "spec.json") for run_id in runs}
@@ -82,6 +84,10 @@ def _settings(spec: Path) -> dict[str, str]:
     sections.pop("repeat", None)
     leaves = ((name, value if isinstance(value, dict) else {"": value}) for name, value in sections.items())
     return {f"{name}.{field}": json.dumps(value) for name, fields in leaves for field, value in fields.items()}
+
+
+def _is_perturbed(spec: Path) -> bool:
+    return bool(json.loads(spec.read_text()).get("perturbed"))
 
 
 def _ranks(spec: Path) -> int:
