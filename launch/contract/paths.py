@@ -5,7 +5,7 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/plan.json                       orchestrator      cells, rejections, bundles
     <sweep>/bundles/<bundle>/bundle.json    orchestrator      which attempts of which runs the bundle runs
     <sweep>/bundles/<bundle>/cancel         orchestrator      ends runs: all, or those it lists
-    <sweep>/bundles/<bundle>/supervisor.log local_queue       what supervisors on this host printed, for people only
+    <sweep>/bundles/<bundle>/supervisor.log local_queue       what supervisors and fork servers on this host printed, for people only
     <sweep>/bundles/<bundle>/track.log      launch.track      what trackers printed, for people only
     <sweep>/bundles/<bundle>/lock           supervisor        who supervises the bundle (host, boot, pid)
     <sweep>/bundles/<bundle>/allocations.jsonl supervisor     a line for each supervisor that took the bundle

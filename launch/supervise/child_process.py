@@ -20,13 +20,15 @@ POLL_SECONDS = 0.1
 
 
 def start(
-    module: str, arguments: tuple[str, ...], environment: Mapping[str, str], log: Path
+    module: str, arguments: tuple[str, ...], environment: Mapping[str, str], log: Path, stdin: int = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
-    """Start ``python -m module`` in its own session. Its standard input is a pipe that closes when this process ends."""
+    """Start ``python -m module`` in its own session. Its standard input by default is a pipe that closes when this process
+    ends.
+    """
     with open(log, "ab") as output:
         return subprocess.Popen(
             [sys.executable, "-u", "-m", module, *arguments],
-            stdin=subprocess.PIPE,
+            stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**environment, PARENT: str(os.getpid())},

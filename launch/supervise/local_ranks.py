@@ -1,6 +1,7 @@
-"""The ranks of one attempt on this host, each a process of launch.train.worker.
+"""The ranks of one attempt on this host, each a process of launch.train.worker or of the user's program.
 
-torchrun's elastic agent could start them too, but it first imports torch, which takes seconds.
+torchrun's elastic agent could start them too, but it first imports torch, which takes seconds. Ranks of launch.train.worker are
+forks of a server that has imported torch (launch/supervise/forked_ranks.py).
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from launch.contract.paths import OBSERVED, AttemptPaths
 from launch.contract.spec import RunSpec
 from launch.failures.diagnose import Diagnosis, Evidence, RankExit
 from launch.slurm.allocation import LOOPBACK, free_port
 from launch.supervise.child_process import start
+from launch.supervise.forked_ranks import ForkedRank, ForkServers
 from launch.supervise.oom_kills import oom_kills
 from launch.supervise.rank_environment import rank_variables
 
@@ -26,32 +30,50 @@ GRACE_SECONDS = 5.0
 """The time between SIGTERM and SIGKILL."""
 STACKS_SECONDS = 1.0
 """How long ranks may take to print their stacks."""
+WORKER = "launch.train.worker"
+
+
+class Process(Protocol):
+    """The process of a rank: one that this process started (subprocess.Popen), or a fork of a server."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None, /) -> int: ...
 
 
 class LocalRanks:
     """Ranks on the host of this process. Each leads a process group."""
 
-    def __init__(self, attempt: AttemptPaths, spec: RunSpec, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, attempt: AttemptPaths, spec: RunSpec, variables: Mapping[str, str], servers: ForkServers
+    ) -> None:
         count = str(spec.placement.ranks_per_node)
-        shared = {
-            **variables, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count,
-            "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port()),
-        }  # fmt: skip
-        module, processes = rank_program(spec)
+        self._module, processes = rank_program(spec)
+        self._shared = {**variables, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": LOOPBACK}
+        port = str(free_port())
+        self._places = [{"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port} for rank in map(str, range(processes))]
         self._killed_before = oom_kills()
         self._failures: list[RankExit] = []
         self._attempt = attempt
-        self._ranks = [
-            start(
-                module,
-                (str(attempt.root),),
-                {**shared, "RANK": rank, "LOCAL_RANK": rank},
-                attempt.launcher_log,
-            )
-            for rank in map(str, range(processes))
-        ]
+        self._arguments = (str(attempt.root),)
+        self._is_ending = False
+        server = servers.serve(spec, self._shared) if self._module == WORKER else None
+        self._ranks: Sequence[Process] = (
+            self._start() if server is None else server.fork(self._arguments, self._places, attempt.launcher_log)
+        )
+
+    def _start(self) -> list[subprocess.Popen[bytes]]:
+        """Start each rank as a new interpreter."""
+        log = self._attempt.launcher_log
+        return [start(self._module, self._arguments, {**self._shared, **place}, log) for place in self._places]
 
     def poll(self) -> int | None:
+        if not self._is_ending and all(isinstance(rank, ForkedRank) and rank.is_lost() for rank in self._ranks):
+            sys.stderr.write(f"{self._attempt.root}: the fork server ended first, so ranks are new interpreters\n")
+            self._ranks = self._start()
         codes = [rank.poll() for rank in self._ranks]
         known = {failure.rank for failure in self._failures}
         self._failures += [RankExit(rank, code) for rank, code in enumerate(codes) if code and rank not in known]
@@ -74,6 +96,7 @@ class LocalRanks:
 
     def end(self) -> None:
         """End the ranks and the processes that they started, such as compilers."""
+        self._is_ending = True
         deadline = time.monotonic() + GRACE_SECONDS
         self._send(signal.SIGTERM)
         for rank in self._ranks:
@@ -103,7 +126,7 @@ class LocalRanks:
 
 def rank_program(spec: RunSpec) -> tuple[str, int]:
     """Return the module that starts ranks on a node, and the number of its processes there."""
-    worker = "launch.supervise.profiled_rank" if spec.profile == "nsys" else "launch.train.worker"
+    worker = "launch.supervise.profiled_rank" if spec.profile == "nsys" else WORKER
     module = "launch.supervise.user_command" if spec.engine == "command" else worker
     return module, spec.placement.ranks_per_node // spec.ranks_per_task
 

@@ -33,6 +33,7 @@ from launch.slurm.allocation import Allocation
 from launch.supervise import host_slots
 from launch.supervise.attempt import Ranks, run_attempt
 from launch.supervise.child_process import Tracker, judge_verdicts
+from launch.supervise.forked_ranks import ForkServers
 from launch.supervise.local_ranks import LocalRanks, local_variables
 from launch.supervise.pack_attempt import pack_if_completed
 from launch.supervise.slurm_step import StepRanks, step_variables
@@ -54,6 +55,7 @@ class Supervisor:
         self._job = job
         self._asked_to_end = False
         self._trackers: list[Tracker] = []
+        self._servers = ForkServers(bundle.log)
         self._judged: set[str] = set()
         """Runs before which verdicts were judged."""
 
@@ -76,6 +78,7 @@ class Supervisor:
                 judge_verdicts(self._bundle, give_up=partial(self._end_request, run_id))
             elif self._end_request(run_id) is None and self._claim(run_id, attempt):
                 self._run_attempt(run_id, attempt, f"{self._order.bundle_id}.{number}", held.names)
+        self._servers.close()
         held.release()
         hurries = self._asked_to_end and self._job is not None
         deadline = time.monotonic() + (0.0 if hurries else GATHER_SECONDS)
@@ -138,7 +141,7 @@ class Supervisor:
             variables = step_variables(spec, order.environment, self._job)
             return StepRanks(attempt, order.step, self._job, variables, spec.ranks_per_task), variables
         variables = local_variables(spec, order.environment, slot_names)
-        return LocalRanks(attempt, spec, variables), variables
+        return LocalRanks(attempt, spec, variables, self._servers), variables
 
     def _record_allocation(self) -> int:
         """Record this supervisor's allocation and return its number. Attempts that share it ran on the same devices."""

@@ -1,6 +1,6 @@
 """One rank of one run: ``python -m launch.train.worker ATTEMPT_FOLDER``.
 
-launch.supervise.local_ranks or launch.supervise.slurm_rank starts it.
+launch.supervise.local_ranks or launch.supervise.slurm_rank starts it, or launch.train.fork_server forks it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Fork the ranks and reports of tests from a server that has imported torch, pandas and matplotlib.
+"""Fork the fork servers, ranks and reports of tests from a server that has imported torch, pandas and matplotlib.
 
-A rank's imports take two CPU seconds, a report's one. Supervisors and commands are processes of their own as ever: in them,
+The imports of a bundle's fork server take two CPU seconds, a report's one. Supervisors and commands are processes of their own as ever: in them,
 ``fork_children`` lets ``subprocess.Popen`` ask the server for the modules of ``FORKED``.
 """
 
@@ -27,7 +27,7 @@ from launch.common.parent_death import PARENT, die_with_parent
 
 SERVER = "FORK_SERVER"
 """The variable with the path of the server's socket."""
-FORKED = ("launch.train.worker", "analysis.report")
+FORKED = ("launch.train.fork_server", "launch.train.worker", "analysis.report")
 PRELOADED = (*FORKED, "analysis.report.write_report", "analysis.report.plots", "torch._inductor.compile_fx")
 
 

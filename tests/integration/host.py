@@ -60,7 +60,7 @@ class Host:
     executor = "local"
 
     def __init__(self, folder: Path, cache: Path, fork_server: Path | None = None) -> None:
-        """With ``fork_server``, ranks and reports are forks of it, and ranks of one process train slowly at first."""
+        """With ``fork_server``, fork servers and reports are forks of it, and ranks of one process train slowly at first."""
         self.folder = folder
         self.store = folder / "store"
         for name in ("tmp", "home"):
@@ -84,6 +84,14 @@ class Host:
             self.environment[SERVER] = str(fork_server)
         if "ATEN_CPU_CAPABILITY" in os.environ:
             self.environment["ATEN_CPU_CAPABILITY"] = os.environ["ATEN_CPU_CAPABILITY"]
+
+    def end_fork_servers(self) -> None:
+        """Let fork servers end as they begin, so that each rank is a new interpreter."""
+        module = self.folder / "no_forks" / "sitecustomize.py"
+        module.parent.mkdir()
+        module.write_text("import sys\nif 'launch.train.fork_server' in sys.orig_argv: sys.exit('not on this host')")
+        self.environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{module.parent}"
+        self.environment.pop(SERVER, None)
 
     def write(self, content: dict[str, Any]) -> str:
         """Write a recipe from its content (JSON is YAML), and return its path."""

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from launch.contract.plan import read_plan
-from tests.integration.fork_server import SERVER
 from tests.integration.host import ROOT, Host, rank_pid, recipe
 from tests.records import read_metrics
 
@@ -73,7 +72,7 @@ def listeners(port: str) -> list[str]:
 def test_a_rank_that_fails_mid_step_ends_the_run_and_is_named(
     layout: dict[str, int], number: signal.Signals, said: str, host: Host
 ) -> None:
-    del host.environment[SERVER]  # the kernel shows a fork's first environment
+    host.end_fork_servers()  # the kernel shows a fork's first environment
     model = {**recipe("ranks")["model"], "num_layers": 2}
     (run_id,) = host.begin_unwatched(recipe("ranks", steps=10**6, parallelism=layout) | {"model": model})
     attempt = host.wait_for_step("ranks", run_id)

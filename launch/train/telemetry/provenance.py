@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import socket
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from launch.common.checkout import describe_commit
+from launch.common.installed import SOURCE, package_versions, source_digest
 from launch.common.redact import is_secret_name, redact
 from launch.contract.paths import IMAGE
 from launch.contract.spec_ids import digest
 from launch.train.telemetry import memory
 
-PACKAGES = (
-    "torch", "triton", "numpy", "tokenizers", "transformer-engine", "megatron-core", "nvidia-nccl-cu13",
-    "nvidia-cudnn-cu13",
-)  # fmt: skip
-"""Distributions whose version may change a run's numbers or speed."""
 SETTING_PREFIXES = ("NCCL_", "NVTE_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "OMP_", "MKL_", "ONEDNN_", "GLOO_")
 
 
@@ -44,12 +38,7 @@ def describe(device: torch.device, data_digest: str, weights_digest: str | None)
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    found = {"python": platform.python_version(), **package_versions()}
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found
@@ -57,11 +46,7 @@ def versions() -> dict[str, str]:
 
 def _code() -> dict[str, Any]:
     """Return the digest of the job's source, and its commit if known."""
-    package = Path(__file__).resolve().parents[2]
-    content = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        content.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
-    return {**describe_commit(package.parent, ["launch"]), "digest": content.hexdigest()[:10]}
+    return {**describe_commit(SOURCE.parent, ["launch"]), "digest": source_digest()}
 
 
 def hardware(device: torch.device) -> dict[str, Any]:

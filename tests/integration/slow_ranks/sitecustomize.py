@@ -21,8 +21,8 @@ STEPS_BEFORE_HOLD = 6
 
 
 def pause(*_: object) -> None:
-    """Sleep if the engine is built, and call this again soon. A compilation takes up the pauses."""
-    if "launch.engines.torch_native.engine" in sys.modules:
+    """Sleep if a step is on disk, and call this again soon. A compilation takes up the pauses."""
+    if steps_on_disk():
         if next(PAUSES, None) is None and not HOLD.exists():
             return
         time.sleep(PAUSE_SECONDS)
@@ -36,11 +36,18 @@ def steps_on_disk() -> int:
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
-if "launch.train.worker" in sys.orig_argv and os.environ["WORLD_SIZE"] == "1":
+def slow_down() -> None:
     signal.signal(signal.SIGALRM, pause)
     signal.setitimer(signal.ITIMER_REAL, COMPUTE_SECONDS)
     # A process that ends has no handlers.
     atexit.register(signal.signal, signal.SIGALRM, signal.SIG_IGN)
+
+
+if os.environ.get("WORLD_SIZE") == "1":
+    if "launch.train.worker" in sys.orig_argv:
+        slow_down()
+    elif "launch.train.fork_server" in sys.orig_argv:
+        os.register_at_fork(after_in_child=slow_down)
 
 if "FORK_SERVER" in os.environ and not {"launch.supervise.supervisor", "orchestrator"}.isdisjoint(sys.orig_argv):
     from tests.integration.fork_server import fork_children

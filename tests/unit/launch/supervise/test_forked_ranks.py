@@ -1,0 +1,213 @@
+"""Ranks that are forks of a server: what they have, how they end, and that nothing is left of them or of the server.
+
+The server has no torch here (stub_fork_server.py). tests/integration/test_forked_ranks.py has real ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.contract.paths import AttemptPaths
+from launch.contract.spec import Placement, RunSpec
+from launch.supervise import forked_ranks, local_ranks
+from launch.supervise.child_process import start
+from launch.supervise.forked_ranks import ForkedRank, ForkServer, ForkServers
+from launch.supervise.local_ranks import LocalRanks
+
+STUB = "tests.unit.launch.supervise.stub_fork_server"
+ROOT = Path(__file__).parents[4]
+ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+SECONDS = 20.0
+ANY = RunSpec(engine="any")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServers]:
+    """This process is the parent of orphans. In a container, too, that may be one that reaps none."""
+    monkeypatch.setattr(forked_ranks, "SERVER", STUB)
+    set_subreaper = functools.partial(ctypes.CDLL(None).prctl, 36)  # PR_SET_CHILD_SUBREAPER
+    assert set_subreaper(1, 0, 0, 0) == 0
+    servers, others = ForkServers(tmp_path / "server.log"), children()
+    yield servers
+    servers.close()
+    left = children() - others
+    running = [pid for pid in left if Path(f"/proc/{pid}/exe").exists()]
+    for pid in left - set(running):
+        os.waitpid(pid, 0)
+    set_subreaper(0, 0, 0, 0)
+    assert not running
+
+
+def children() -> set[int]:
+    """Return the children of this process, of the server, and so on, also those that have ended but were not reaped."""
+    found, new = set(), {os.getpid()}
+    while new:
+        lists = [path for pid in new for path in Path(f"/proc/{pid}/task").glob("*/children")]
+        new = {int(pid) for path in lists for pid in path.read_text().split()}
+        found |= new
+    return found
+
+
+def server_for(servers: ForkServers) -> ForkServer:
+    server = servers.serve(ANY, ENVIRONMENT)
+    assert server is not None
+    return server
+
+
+def fork(server: ForkServer, log: Path, *arguments: str, **place: str) -> ForkedRank:
+    (rank,) = server.fork(arguments, [place], log)
+    return rank
+
+
+def wait_to_run(rank: ForkedRank, server: ForkServer) -> int:
+    """Return the id of the rank's process, which is the server's until it is forked."""
+    deadline = time.monotonic() + SECONDS
+    while rank.pid == server.pid:
+        assert rank.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    return rank.pid
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_a_fork_has_what_a_new_interpreter_has(servers: ForkServers, tmp_path: Path) -> None:
+    log, place = tmp_path / "rank.log", {"RANK": "1", "MASTER_PORT": "29500"}
+    arguments = ("describe", str(tmp_path / "seen.json"))
+    server = server_for(servers)
+    other = fork(server, log, "sleep")
+    assert fork(server, log, *arguments, **place).wait(SECONDS) == 0
+    os.killpg(other.pid, signal.SIGKILL)
+    forked = json.loads((tmp_path / "seen.json").read_text())
+    assert start(STUB, ("rank", *arguments), ENVIRONMENT | place, log, subprocess.DEVNULL).wait(SECONDS) == 0
+    assert forked == json.loads((tmp_path / "seen.json").read_text())
+    assert forked["standard"] == [os.devnull, str(log), str(log)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(("exit", "0"), 0), (("exit", "3"), 3), (("raise",), 1), (("die",), -signal.SIGSEGV)]
+)
+def test_a_rank_ends_as_its_process_does(
+    servers: ForkServers, tmp_path: Path, arguments: tuple[str, ...], code: int
+) -> None:
+    log = tmp_path / "rank.log"
+    assert fork(server_for(servers), log, *arguments).wait(SECONDS) == code
+    assert ("a rank's own error" in log.read_text()) == (arguments == ("raise",))
+
+
+def test_signals_reach_a_rank_and_the_next_order_reaps_it(servers: ForkServers, tmp_path: Path) -> None:
+    server = server_for(servers)
+    first = fork(server, tmp_path / "log", "sleep")
+    pid = wait_to_run(first, server)
+    os.killpg(pid, signal.SIGTERM)
+    assert first.wait(SECONDS) == -signal.SIGTERM
+    assert not is_gone(pid), "as a zombie, so that a late signal reaches no other process"
+    assert fork(server, tmp_path / "log", "exit", "0").wait(SECONDS) == 0
+    assert is_gone(pid)
+
+
+def test_ranks_die_with_their_server(servers: ForkServers, tmp_path: Path) -> None:
+    server = server_for(servers)
+    ranks = server.fork(["sleep"], [{"RANK": "0"}, {"RANK": "1"}], tmp_path / "log")
+    pids = [wait_to_run(rank, server) for rank in ranks]
+    os.kill(server.pid, signal.SIGKILL)
+    assert [rank.wait(SECONDS) for rank in ranks] == [-signal.SIGKILL] * 2
+    assert "was killed, because its fork server ended (exit code -9)" in (tmp_path / "log").read_text()
+    assert not any(rank.is_lost() for rank in ranks), "they had begun, so they do not begin again"
+    assert not any(Path(f"/proc/{pid}/exe").exists() for pid in pids), "a rank runs"
+    again = server_for(servers)
+    assert again is not server and fork(again, tmp_path / "log", "exit", "0").wait(SECONDS) == 0
+
+
+def test_a_server_that_does_not_answer_is_killed(
+    servers: ForkServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(forked_ranks, "REPORT_SECONDS", 0.2)
+    server = server_for(servers)
+    rank = fork(server, tmp_path / "log", "sleep")
+    pid = wait_to_run(rank, server)
+    os.kill(server.pid, signal.SIGSTOP)
+    os.killpg(pid, signal.SIGKILL)
+    assert rank.wait(SECONDS) == -signal.SIGKILL
+    assert f"fork server {server.pid} does not report that rank {pid} ended" in capsys.readouterr().err
+
+
+def test_a_server_that_ends_leaves_no_zombie(servers: ForkServers, tmp_path: Path) -> None:
+    others, server = children(), server_for(servers)
+    assert [fork(server, tmp_path / "log", "exit", "0").wait(SECONDS) for _ in range(2)] == [0, 0]
+    servers.close()
+    assert children() <= others
+
+
+def test_another_environment_or_source_gets_another_server(
+    servers: ForkServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = server_for(servers)
+    assert server_for(servers) is first
+    other = servers.serve(ANY, ENVIRONMENT | {"NCCL_ALGO": "Ring"})
+    assert other is not None and other is not first and is_gone(first.pid)
+    monkeypatch.setattr(forked_ranks, "source_digest", lambda: "edited")
+    edited = servers.serve(ANY, ENVIRONMENT | {"NCCL_ALGO": "Ring"})
+    assert edited is not None and edited is not other and is_gone(other.pid)
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AttemptPaths:
+    """An attempt whose ranks of this process are stubs. They run until they are killed."""
+    monkeypatch.setattr(local_ranks, "rank_program", lambda spec: (local_ranks.WORKER, spec.placement.ranks_per_node))
+    stub = functools.partial(start, STUB, ("rank", "sleep"), stdin=subprocess.DEVNULL)
+    monkeypatch.setattr(local_ranks, "start", lambda _module, _arguments, *rest: stub(*rest))
+    attempt = AttemptPaths(tmp_path / "run" / "attempts" / "1")
+    attempt.logs.mkdir(parents=True)
+    return attempt
+
+
+@pytest.mark.parametrize(
+    ("engine", "why"),
+    [
+        ("missing", "No module named 'no_such_module'"),
+        ("cuda", "an import used CUDA"),
+        ("thread", "an import started threads"),
+        ("process", "an import started a process"),
+        ("hang", ""),
+    ],
+)
+def test_without_a_server_ranks_are_new_interpreters(
+    servers: ForkServers, attempt: AttemptPaths, tmp_path: Path, engine: str, why: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    spec = RunSpec(engine=engine, placement=Placement(ranks_per_node=2))  # type: ignore[arg-type]
+    ranks = LocalRanks(attempt, spec, ENVIRONMENT, servers)
+    if engine == "hang":
+        os.kill(ranks._ranks[0].pid, signal.SIGKILL)
+    deadline = time.monotonic() + SECONDS
+    while not all(isinstance(rank, subprocess.Popen) for rank in ranks._ranks):
+        assert ranks.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    assert "the fork server ended first, so ranks are new interpreters" in capsys.readouterr().err
+    assert why in (tmp_path / "server.log").read_text()
+    ranks.end()
+    assert ranks.poll() == -signal.SIGTERM
+    assert servers.serve(spec, ranks._shared) is None, "it is not tried again"
+
+
+def test_ranks_that_end_while_their_server_imports_do_not_begin(
+    servers: ForkServers, attempt: AttemptPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = children()
+    ranks = LocalRanks(attempt, RunSpec(engine="hang"), ENVIRONMENT, servers)  # type: ignore[arg-type]
+    assert ranks.poll() is None
+    ranks.end()
+    assert ranks.poll() is not None and children() <= others
+    assert capsys.readouterr().err == ""
