@@ -14,7 +14,7 @@ from launch.contract.plan import Plan
 from orchestrator.errors import SystemFault
 from orchestrator.sweeps.run_state import RunState
 
-TRACK_SECONDS = 60.0
+TRACK_SECONDS = 180.0
 """How long a command waits for Weights & Biases after it has written a report."""
 
 
