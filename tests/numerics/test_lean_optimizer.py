@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -147,7 +148,9 @@ def test_it_is_another_task_but_learns_the_same() -> None:
     assert lean.task_id != fp32.task_id and lean.workload_id != fp32.workload_id
     (found, _), (expected, _) = trained(lean), trained(fp32)
     assert found[0] == expected[0] and found != expected
-    assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], abs=2e-2)
+    differences = [loss - other for (loss, _), (other, _) in zip(found, expected, strict=True)]
+    # Rounding differs by processor and moves single steps. A wrong update moves them all one way.
+    assert abs(mean(differences)) < 5e-3 and max(map(abs, differences)) < 5e-2
 
 
 def test_ranks_that_share_it_train_what_whole_ones_do() -> None:

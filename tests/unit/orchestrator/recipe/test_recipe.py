@@ -318,7 +318,8 @@ UNREADABLE: Mapping[str, tuple[str | bytes, str, str]] = {
     "a control character": ("name: x\nmodel: \x00\n", "r.yaml:2", "control characters"),
     "latin-1": (b"model: 3\nname: caf\xe9\n", "r.yaml:2", "not UTF-8"),
     "UTF-16": ("name: x\n".encode("utf-16"), "r.yaml:1", "not UTF-8"),
-    "nested without end": ("a: " + "[" * 100_000, "r.yaml:1", "nested deeper"),
+    "nested too deep": (f"a: {'[' * 60}{']' * 60}\n", "r.yaml:1", "nested deeper"),
+    "nested without end": ("a: " + "[" * 100_000, "r.yaml:1", "nest"),  # libyaml may have a limit of its own
     "an alias of itself": ("a: &a {b: *a}\n", "r.yaml:1", "aliases contain themselves"),
     "an alias bomb": (
         "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30)),
