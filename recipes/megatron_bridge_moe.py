@@ -76,9 +76,9 @@ def configuration() -> ConfigContainer:
 
 
 def model() -> GPTModelProvider:
-    """Eight layers of sixteen experts each, without fused accumulation of gradients, which shared graphs overwrite."""
+    """Four layers of sixteen experts each, without fused accumulation of gradients, which shared graphs overwrite."""
     return GPTModelProvider(
-        num_layers=8,
+        num_layers=4,
         hidden_size=1024,
         ffn_hidden_size=1024,
         num_attention_heads=16,
