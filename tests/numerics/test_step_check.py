@@ -177,7 +177,8 @@ def frozen_rate(engine: TorchNativeEngine) -> Iterator[None]:
 
 FAULTS: dict[str, tuple[Fault, str]] = {
     "a lost sample": (weigh_sample(0.0), "gradient of 0.head.weight"),
-    "a sample weighted 0.7": (weigh_sample(0.7), "gradient of 0.head.weight"),
+    # In bf16 the norm alone exceeds rounding on every processor.
+    "a sample weighted 0.7": (weigh_sample(0.7), "gradient norm"),
     "the previous batch": (previous_batch, "gradient of 0.head.weight"),
     "an overwritten micro-batch": (overwritten_microbatch, "loss of micro-batch 4"),
     "a stale weight": (

@@ -257,7 +257,8 @@ def test_an_sbatch_that_is_still_at_work_is_waited_for(sweep: SweepPaths) -> Non
         wait_until(lambda: str(script).encode() in Path(f"/proc/{sbatch.pid}/cmdline").read_bytes(), 60, "its start")
         threading.Timer(1.0, sbatch.stdin.close).start()
         poll_jobs(sweep, Slurm("12"))
-        assert sbatch.poll() is not None
+        # It has no command line from the moment it ends, and an exit code only later.
+        assert sbatch.stdin.closed and sbatch.wait(60) is not None
     assert read_submissions(sweep)[0].job_id == "12"
 
 
