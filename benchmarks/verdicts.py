@@ -1,4 +1,4 @@
-"""How often verdicts err: curves with known truth, judged by analysis.verdict.ladder, and step times with known truth, judged by
+"""How often verdicts err: curves with known truth, judged by analysis.verdict.judge_curves, and step times with known truth, judged by
 analysis.speed. Prints the tables of docs/verdicts.md, and those on ``repeats: auto`` of docs/speed.md.
 
     python benchmarks/verdicts.py            print them (some minutes)
@@ -28,7 +28,7 @@ from analysis.speed.confidence_interval import EvenSplit, families, interval_of
 from analysis.speed.pair_speed import PairSpeed, Timed, pool_pairs
 from analysis.speed.speedup import BAND, MINIMUM_STEPS, SpeedVerdict, cell_speed, speed_verdict
 from analysis.speed.steady_window import Window, window_of
-from analysis.verdict.ladder import judge_curves
+from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.step_test import TOLERATED
 from analysis.verdict.verdict import PASSES, VerdictName
 from launch.contract.plan import Margins

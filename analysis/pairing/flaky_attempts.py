@@ -15,7 +15,7 @@ from analysis.pairing.step_checks import fault_of
 from analysis.records.run import Attempt, Digests, PartialAttempt, Run
 from analysis.records.steps import Metric, Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, bitwise_equal, format_unequal, sample_of
-from analysis.verdict.ladder import first_compared
+from analysis.verdict.judge_curves import first_compared
 from launch.contract.plan import Margins
 
 OtherAttempt = Attempt | PartialAttempt

@@ -21,9 +21,9 @@ from analysis.pairing.pair import Pair
 from analysis.pairing.parameter_updates import both_update
 from analysis.records.run import Digests
 from analysis.records.steps import Steps
-from analysis.verdict import ladder
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS
 from analysis.verdict.curve_evidence import CurveEvidence, measure_differences
+from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.verdict import Verdict, worst
 from launch.contract.plan import Margins
 
@@ -224,7 +224,7 @@ def _judge_together(
     graphed = {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
     expected = np.arange(max(map(len, graphed.values())))
     first, learnt = _first_compared(pairs), all(both_update(*pair.attempts) for pair in pairs)
-    judge = partial(ladder.judge_curves, margins=margins, learnt=learnt, looks=looks)
+    judge = partial(judge_curves, margins=margins, learnt=learnt, looks=looks)
     verdict = judge(eager, graphed, expected, first, perturbed=perturbed)
     if verdict.passes and others.deviating:
         return _not_reproducible(others.deviating, verdict.evidence)

@@ -23,8 +23,8 @@ from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
 from analysis.records.steps import Steps
 from analysis.speed.pair_speed import PairSpeed, pair_speed
-from analysis.verdict import ladder
 from analysis.verdict.completeness import check_agreement, eager_fault
+from analysis.verdict.judge_curves import first_compared, judge_exact
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
@@ -70,7 +70,7 @@ class Pair:
     @property
     def first_compared(self) -> int:
         """The index of the first step after the capture; 0 without a capture."""
-        return ladder.first_compared(self.attempts[1].steps.phase) or 0
+        return first_compared(self.attempts[1].steps.phase) or 0
 
 
 def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: Margins) -> Pair:
@@ -255,10 +255,10 @@ def _compare_digests(eager: Attempt, graphed: Attempt) -> Verdict | None:
 
 def _compare_curves(eager: Steps, graphed: Steps, spec: RunSpec) -> Verdict | None:
     """Judge two curves by the rungs that need no repeats; return None if they do not decide."""
-    first = ladder.first_compared(graphed.phase)
+    first = first_compared(graphed.phase)
     if first is None:
         return Verdict("INCOMPARABLE", "the graphed run recorded no capture step", "look at its failure, or its log")
-    exact = ladder.judge_exact({"eager run": eager}, {"graphed run": graphed}, np.arange(spec.training.steps), first)
+    exact = judge_exact({"eager run": eager}, {"graphed run": graphed}, np.arange(spec.training.steps), first)
     if exact and exact.verdict != "BITWISE":
         return exact
     return check_phases(graphed, spec) or exact

@@ -1,4 +1,4 @@
-"""The rungs of analysis.verdict.ladder for complete curves that differ in some bit.
+"""The rungs of analysis.verdict.judge_curves for complete curves that differ in some bit.
 
 Each rung returns its verdict, or None if it does not decide.
 """

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from launch.contract.plan import Reason
 from launch.contract.spec import EngineName, RunSpec
-from launch.frameworks.megatron_flags import megatron_spec
+from launch.frameworks.megatron_spec import megatron_spec
 from launch.support import command, megatron, torch_native
 from launch.support.rule import Rule, judge
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launch.common.atomic_files import RecordError
 from launch.common.typed_json import from_json
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths
@@ -18,8 +16,6 @@ from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import RunSpec, spec_to_json
 
 TIMED_PHASES = ("settle", "measure")
-LONGEST_TAG = 64
-"""W&B rejects longer tags."""
 GIB = 1 << 30
 
 
@@ -27,28 +23,6 @@ def run_config(spec: RunSpec, attempt: AttemptPaths) -> dict[str, Any]:
     """Return the resolved spec, and the ids to group and filter by."""
     names = {"workload_id": spec.workload_id, "task_id": spec.task_id}
     return spec_to_json(spec) | names | {"run_id": attempt.run_id, "attempt": attempt.number}
-
-
-def run_tags(spec: RunSpec) -> tuple[str, ...]:
-    """Return engine, model, layout, graph implementation, scope and device of a run."""
-    axes = {axis: getattr(spec.parallelism, axis) for axis in ("tp", "pp", "vpp", "ep", "cp", "dp")}
-    layout = " ".join(f"{axis}{degree}" for axis, degree in axes.items() if degree > 1) or "one rank"
-    graph = spec.cuda_graph
-    scope = f"scope {' '.join(graph.scope)}" if graph.scope else ""
-    impl = graph.impl if graph.impl != "none" or graph.name else "eager"
-    return spec.engine, spec.model.preset, layout, graph.name or impl, scope, spec.placement.device
-
-
-def gpu_tags(attempt: AttemptPaths) -> tuple[str, ...]:
-    """Return the names of the GPUs of ``attempt``, or none before its ranks have recorded them."""
-    try:
-        return tuple(sorted(set(json.loads(attempt.read(attempt.environment))["hardware"]["gpus"])))
-    except (OSError, RecordError, ValueError, KeyError):
-        return ()
-
-
-def usable_tags(*tags: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(tag[:LONGEST_TAG] for tag in tags if tag))
 
 
 def step_row(step: Mapping[str, Any], ranks: int, flops: float) -> dict[str, Any]:

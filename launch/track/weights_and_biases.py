@@ -24,8 +24,9 @@ from launch.common.atomic_files import write_text
 from launch.common.redact import Secrets, is_secret_name
 from launch.contract.paths import PROJECT_URL, AttemptPaths, SweepPaths
 from launch.contract.spec import read_spec
-from launch.track.attempt_content import GIB, gpu_tags, run_config, run_tags, usable_tags
+from launch.track.attempt_content import GIB, run_config
 from launch.track.settings import TrackSettings
+from launch.track.tags import gpu_tags, run_tags, usable_tags
 
 if TYPE_CHECKING:
     import wandb

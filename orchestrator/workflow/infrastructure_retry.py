@@ -10,7 +10,7 @@ from launch.contract.errors import OrchestratorError
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.output.progress import print_retries, warn_unsubmitted_retries
-from orchestrator.submit.attempts import attempts_to_begin
+from orchestrator.submit.attempts_to_begin import attempts_to_begin
 from orchestrator.submit.slurm_queue import enqueue, poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.run_state import RunState, read_states

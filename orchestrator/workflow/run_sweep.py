@@ -19,7 +19,7 @@ from orchestrator.output.progress import print_excluded_nodes, print_orders, war
 from orchestrator.output.progress_view import open_view
 from orchestrator.output.report import print_delivered, print_report, print_tracking
 from orchestrator.output.states import print_needed_runs
-from orchestrator.submit.attempts import Policy, attempts_to_begin
+from orchestrator.submit.attempts_to_begin import Policy, attempts_to_begin
 from orchestrator.submit.executor import Executor
 from orchestrator.submit.local_queue import run_in_foreground, start_queue
 from orchestrator.submit.slurm_queue import enqueue, poll_jobs

@@ -1,4 +1,4 @@
-"""The evidence behind verdicts: pair by pair, then each rung of analysis.verdict.ladder, then the runs' notes."""
+"""The evidence behind verdicts: pair by pair, then each rung of analysis.verdict.judge_curves, then the runs' notes."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from launch.common.command_line import Parser
 from orchestrator.cli.arguments import add_allow_empty, add_json, add_no_wait, add_target, redirect_messages
 from orchestrator.cli.planning import find_target
 from orchestrator.cli.sweep_states import print_sweep_json
-from orchestrator.submit.attempts import Policy
+from orchestrator.submit.attempts_to_begin import Policy
 from orchestrator.submit.executor import check_executor, resolve_executor
 from orchestrator.sweeps.store import Store, read_plan
 from orchestrator.workflow.run_sweep import run_sweep

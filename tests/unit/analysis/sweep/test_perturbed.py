@@ -14,7 +14,7 @@ from analysis.report.write_report import write_report
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.judge_sweep import judge_sweep
-from analysis.verdict.ladder import judge_curves
+from analysis.verdict.judge_curves import judge_curves
 from launch.common.atomic_files import read_json
 from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import Outcome

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launch.contract.paths import SweepPaths
-from orchestrator.submit.attempts import attempts_to_begin
+from orchestrator.submit.attempts_to_begin import attempts_to_begin
 from orchestrator.submit.local_queue import Queue
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.store import write_orders, write_plan

@@ -21,7 +21,7 @@ from launch.contract.paths import IMAGE
 from launch.contract.plan import Plan
 from orchestrator.errors import InputError
 from orchestrator.slurm.job_listing import Job
-from orchestrator.submit.attempts import MOST_ATTEMPTS, Policy, attempts_to_begin
+from orchestrator.submit.attempts_to_begin import MOST_ATTEMPTS, Policy, attempts_to_begin
 from orchestrator.sweeps.close_attempts import MOST_LAUNCHES
 from orchestrator.sweeps.run_state import RunState, StateName
 from orchestrator.targets.profile import Profile

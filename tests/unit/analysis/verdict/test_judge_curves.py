@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
 from analysis.verdict.family import judge_family
-from analysis.verdict.ladder import judge_curves
+from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.verdict import VERDICTS, Verdict, worst
 from launch.contract.plan import MINIMUM_STEPS, Margins
 
