@@ -25,7 +25,7 @@ class BuildFolder(build_py):
 
     def run(self) -> None:
         if not self.editable_mode:
-            # Modules of an earlier build, deleted since, would be installed too.
+            # Otherwise the package would contain modules of an earlier build that have been deleted since.
             shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
         if not self.editable_mode:

@@ -115,7 +115,7 @@ def host_ms(call: Callable[[], object]) -> float:
 def measure(entry: Contestant, step: Step, batches: torch.Tensor, device: torch.device) -> None:
     """Warm up ``step``, run it once per batch, and add the times to ``entry``."""
     losses = [step(batch) for batch in batches[:WARMUP_STEPS]]
-    losses[-1].item()  # waits, and compilation is over
+    losses[-1].item()  # This waits for the device. Compilation is over afterwards.
     entry.step_ms += time_calls([partial(lambda b: losses.append(step(b)), b) for b in batches[WARMUP_STEPS:]], device)
     for batch in batches[:3]:
         entry.host_ms.append(host_ms(partial(step, batch)))
@@ -131,7 +131,7 @@ def measure_afresh(entry: Contestant, batches: torch.Tensor, device: torch.devic
         measure(entry, step, batches, device)
         if profile and entry.ours:
             print_kernels(entry.name, partial(step, batches[0]))
-    except RuntimeError as error:  # Dynamo's, Inductor's and the allocator's are its subclasses
+    except RuntimeError as error:  # Errors of Dynamo, Inductor and the allocator are subclasses of it.
         if entry.ours:
             raise
         entry.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
@@ -140,7 +140,7 @@ def measure_afresh(entry: Contestant, batches: torch.Tensor, device: torch.devic
 
 
 def release(device: torch.device) -> None:
-    torch.compiler.reset()  # graphs of a model that is gone count towards Dynamo's limit of recompilations
+    torch.compiler.reset()  # Otherwise graphs of deleted models count towards Dynamo's limit of recompilations.
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -205,7 +205,7 @@ def run(name: str, options: argparse.Namespace, device: torch.device, rate: floa
           f"{sizes[1]} x {training.sequence_length} tokens a step, {flops / 1e12:.3g} TFLOP; ln(vocabulary) = "
           f"{math.log(model.vocab_size):.3f}\n{table(spec, entries, rate)}")  # fmt: skip
     for entry in entries:
-        # Written so that NaN does not pass.
+        # This form does not let NaN pass.
         if not entry.error and not abs(entry.losses[0] - math.log(model.vocab_size)) < 1.5:
             raise RuntimeError(f"{entry.name}: the first loss, {entry.losses[0]}, is not that of random weights")
     rows = [{k: v for k, v in vars(entry).items() if k != "build"} for entry in entries]
@@ -227,7 +227,8 @@ def main() -> None:
     if options.tiny and options.profile:
         parser.error("--profile reads the kernels of a GPU: leave --tiny out")
     if options.tiny:
-        # Some virtual machines advertise AMX and forbid it: oneDNN's bfloat16 products then die of an illegal instruction.
+        # Some virtual machines advertise AMX but forbid it. oneDNN's bfloat16 products then die of an illegal
+        # instruction.
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     device = torch.device("cpu") if options.tiny else torch.device("cuda", 0)
     rate = None if options.tiny else matrix_rate(device)

@@ -112,7 +112,7 @@ class Simulation:
             while self._due and self._due[0][0] <= time.time():
                 _, _, job = heapq.heappop(self._due)
                 self._continue(job)
-                await asyncio.sleep(0)  # who asks is answered in between
+                await asyncio.sleep(0)  # Let other tasks answer requests in between.
             await asyncio.sleep(0.02)
 
     def answer(self, program: str, arguments: Sequence[str]) -> str:
@@ -224,7 +224,8 @@ class Simulation:
     def _run(self, job: Job) -> Iterator[float]:
         """launch.supervise.supervisor's part, from the start of the job to its end; the values are the seconds that
         pass in between."""
-        yield self._random.uniform(0.5, 1.5) * self.seconds / 4  # prolog, and the start of a supervisor
+        # The time of the prolog and of the start of a supervisor.
+        yield self._random.uniform(0.5, 1.5) * self.seconds / 4
         bundle, sweep = job.bundle, job.bundle.sweep
         order = from_json(BundleOrder, read_json(bundle.order))
         allocation = self._take(job)
@@ -242,7 +243,7 @@ class Simulation:
             if place == fatal:
                 yield seconds / 2
                 self.begun.append(Begun(job.job_id, job.node, run_id, number, ""))
-                self._end(job, "NODE_FAIL")  # its lock stays, as on a file system of which the node was a client
+                self._end(job, "NODE_FAIL")  # The node's locks stay, as on a file system of which it was a client.
                 return
             yield seconds
             _complete(attempt, f"{order.bundle_id}.{allocation}", started)

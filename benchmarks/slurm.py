@@ -257,7 +257,7 @@ def flaws_of_journal(journal: dict[str, Any], outcomes: dict[Path, Outcome | Non
     yield from journal["faults"]
     begun = journal["begun"]
     failed_on: dict[str, set[str]] = {}
-    for line in begun:  # in the order of their ends
+    for line in begun:  # Lines are in the order in which runs ended.
         run_id, place = line["run_id"], f"{line['run_id']}, attempt {line['attempt']}"
         outcome = outcomes.get(sweep.run(run_id).attempt(line["attempt"]).root)
         word, node = (outcome.outcome, outcome.node) if outcome else ("nothing", "")

@@ -71,7 +71,7 @@ def measure(
     Raises:
         RuntimeError: the command failed.
     """
-    os.sync()  # what was written to be read is not to be written back meanwhile
+    os.sync()  # Write the prepared files back now, not during the measurement.
     seconds, peak = [], 0
     for turn in range(repeats + 1):
         before()

@@ -39,7 +39,7 @@ def stack(preset: str, device: torch.device, tiny: bool) -> RunSpec:
     sizes: dict[str, Any] = {"num_layers": 8, "vocab_size": 32_768}
     if tiny:
         sizes = TINY | (TINY_MOE if model.is_moe else {})
-    # The router's losses are left out: those of transformers cost more than the engine's.
+    # Leave out the router's losses, because those of transformers cost more than the engine's.
     return RunSpec(
         model=dataclasses.replace(model, **sizes, moe_aux_loss_coeff=0.0),
         training=Training(
@@ -104,6 +104,6 @@ def their_model(spec: RunSpec, device: torch.device, experts: str) -> torch.nn.M
         )
     torch.manual_seed(spec.training.seed)
     with device:
-        auto: Any = transformers.AutoModelForCausalLM  # it has no annotations
+        auto: Any = transformers.AutoModelForCausalLM  # This class has no annotations.
         module: torch.nn.Module = auto.from_config(config, **implementation)
     return module

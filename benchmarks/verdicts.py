@@ -101,7 +101,7 @@ def _correlated(random: np.random.Generator, shape: Shape, correlation: float) -
     """Return noise of variance 1, stationary from the first step on."""
     values = random.normal(size=shape)
     values[..., 1:] *= math.sqrt(1 - correlation**2)
-    rows = values.reshape(-1, shape[-1]).tolist()  # a loop over NumPy's columns takes eight times as long
+    rows = values.reshape(-1, shape[-1]).tolist()  # A loop over NumPy's columns takes eight times as long.
     return np.array([list(accumulate(row, lambda last, new: new + correlation * last)) for row in rows]).reshape(shape)
 
 
@@ -280,7 +280,7 @@ def _sides(random: np.random.Generator, setting: Setting) -> tuple[list[Steps], 
     runs = [curve(noise[:, run]) for run in range(setting.eager + setting.graphed)]
     defect, state = (DEFECTS | GROWING).get(setting.kind), random.bit_generator.state
     for run in range(setting.eager, setting.eager + (setting.hit if defect else 0)):
-        random.bit_generator.state = state  # a defect of graphs is the same in every run that has it
+        random.bit_generator.state = state  # A defect of graphs is the same in all runs that have it.
         runs[run] = defect(random, setting.size, runs[run]) if defect else runs[run]
     return runs[: setting.eager], runs[setting.eager :]
 

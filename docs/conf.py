@@ -13,9 +13,9 @@ extensions = ["myst_parser"]
 root_doc = "index"
 exclude_patterns = ["results/*/plots"]
 
-myst_heading_anchors = 4  # links to headings are checked as GitHub spells them
+myst_heading_anchors = 4  # Check links to headings as GitHub spells them.
 nitpicky = True
-smartquotes = False  # it makes dashes of the two hyphens of an option
+smartquotes = False  # Otherwise the two hyphens of an option become a dash.
 
 html_theme = "furo"
 html_title = project

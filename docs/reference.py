@@ -89,7 +89,7 @@ def _describe_verb(verb: str) -> str:
     page = MORE_ON_VERBS.get(verb)
     more = f" More: [{page}.md]({page}.md)." if page else ""
     summary = f"{VERBS[verb][0].upper()}{VERBS[verb][1:]}. {getattr(module, 'NOTE', '').strip()}".strip()
-    # argparse offers its arguments under this name alone.
+    # argparse offers its arguments only under this name.
     options = table(("argument", "meaning"), map(_describe_argument, parser._actions))
     return f"{summary}{more}\n\n    {PROGRAM} {module.EXAMPLE}\n\n{options}"
 

@@ -98,7 +98,7 @@ def model() -> GPTModelProvider:
         hidden_dropout=0.0,
         share_embeddings_and_output_weights=False,
         gradient_accumulation_fusion=False,
-        cross_entropy_loss_fusion=False,  # deterministic mode requires this
+        cross_entropy_loss_fusion=False,  # Deterministic mode requires this.
         seq_length=LENGTH,
         vocab_size=None,
         make_vocab_size_divisible_by=128,

@@ -26,7 +26,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         train("cpu", arguments.steps, arguments.stale_inputs, compiled=arguments.graph, graphed=False)
         return
-    # One stream for warm-up and capture, since gradients are accumulated on the stream of their first use.
+    # Use one stream for warm-up and capture, because autograd accumulates gradients on the stream of their first use.
     with torch.cuda.stream(torch.cuda.Stream()):
         train("cuda", arguments.steps, arguments.stale_inputs, compiled=False, graphed=arguments.graph)
 

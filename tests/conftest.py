@@ -13,18 +13,19 @@ from hypothesis import settings
 
 from tests.integration.fork_server import CAN_FORK
 
-# Inductor trusts the processor's flags for vector instructions. Otherwise each process that compiles loads a library for
-# each set of them, and the first process compiles these. AMX is still tried: some virtual machines advertise and forbid it.
+# Let Inductor trust the processor's flags for vector instructions. Otherwise each process that compiles loads a library
+# for each instruction set, and the first process compiles these libraries. Inductor still tries AMX, because some
+# virtual machines advertise AMX but forbid it.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-# Inductor's cache finds code for vector instructions that ATEN_CPU_CAPABILITY then forbids (PyTorch 2.13): it fails to
-# compile. So each capability has a cache of its own.
+# Inductor's cache may find code with vector instructions that ATEN_CPU_CAPABILITY forbids. PyTorch 2.13 then fails to
+# compile. So each capability has its own cache.
 INDUCTOR = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
 CAPABILITY = os.environ.get("ATEN_CPU_CAPABILITY", "native")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(INDUCTOR / f"tests-{CAPABILITY}"))
 
-# Tests write, sync and delete tens of thousands of small files, of some hundred MB: in memory where that has room for many
-# times as much, and where programs run from it.
+# Tests write, sync and delete tens of thousands of small files, a few hundred MB in all. Keep them in memory if it has
+# room for many times as much, and if programs may run from there.
 IN_MEMORY = Path("/dev/shm")
 if IN_MEMORY.is_dir():
     room = os.statvfs(IN_MEMORY)
@@ -47,7 +48,7 @@ def pytest_report_header() -> list[str]:
     return [] if CAN_FORK else [why]
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own
+@pytest.hookimpl(tryfirst=True)  # Run before xdist, which reads the marks in its own hook.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a module together, because they share imports and compiled code; so too those of one sweep."""
     for item in items:
@@ -60,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("finished"))
 
 
-# Imported modules stay: garbage collections need not look through them, neither during the imports nor later.
+# Imported modules are never freed. So garbage collections need not scan them, neither during the imports nor later.
 gc.disable()
 
 

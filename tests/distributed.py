@@ -62,7 +62,7 @@ class Workers:
             _POOL.begin(self.world_size, function, arguments, seconds)
             answers = _POOL.answers(self.world_size, seconds)
         except BaseException:
-            _POOL.clear()  # an answer that nobody took would be taken for that of the next call
+            _POOL.clear()  # Otherwise the next call would take the unread answers for its own.
             raise
         if len(answers) < self.world_size or any(answer.lost for answer in answers.values()):
             _POOL.clear()
@@ -165,7 +165,7 @@ class _Pool:
     def _grow(self, world_size: int) -> None:
         if self._store is None:
             self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        # Of a server that has imported torch once, workers are forks: they start at once and share its memory.
+        # Workers are forks of a server that has imported torch once. They start at once and share its memory.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
         for rank in range(len(self._workers), world_size):
@@ -181,8 +181,9 @@ _POOL = _Pool()
 
 def _serve(rank: int, port: int, connection: Connection) -> None:
     """Run calls in a worker process until the session ends."""
-    os.nice(10)  # up to eight of them leave little to tests of other processes, which wait for runs and give up
-    gc.freeze()  # of what the server has imported nothing will ever be to collect
+    # Up to eight workers leave little time to tests of other processes, which wait for runs and then give up.
+    os.nice(10)
+    gc.freeze()  # The imports of the server never become garbage.
     torch.set_num_threads(1)
     store = dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False)
     while True:
@@ -196,13 +197,13 @@ def _serve(rank: int, port: int, connection: Connection) -> None:
 
 
 def _answered(call: _Call, rank: int, store: dist.Store, connection: Connection) -> dict[str, Any]:
-    # Groups give up before the session does: their error says where the rank stood.
+    # Process groups time out before the call does, so that their error shows where the rank was.
     limit = timedelta(seconds=call.seconds * 0.8)
     own = dist.PrefixStore(str(call.number), store)
     dist.init_process_group("gloo", store=own, rank=rank, world_size=call.world_size, timeout=limit)
     try:
         content = {"value": call.function(*call.arguments)}
-        dist.barrier()  # a rank that leaves early would cut the others off
+        dist.barrier()  # A rank that leaves early would cut off the others.
     except Exception:
         content = {"error": traceback.format_exc()}
     content["time"] = time.time()

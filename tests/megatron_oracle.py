@@ -16,7 +16,7 @@ from launch.contract.spec import RunSpec, spec_from_json
 from launch.megatron_config.transformer_config import Layers, transformer_settings
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Megatron-Core warns of what it does without Transformer Engine
+    warnings.simplefilter("ignore")  # Megatron-Core warns about missing features without Transformer Engine.
     import torch
 
     import tests.megatron_release  # noqa: F401 - first: something stands in for triton
@@ -40,7 +40,8 @@ def main() -> None:
     from megatron.core.transformer import transformer_config
 
     model.transformer_settings = with_grouped_products
-    transformer_config.is_te_min_version = lambda version: True  # it is asked for its version alone
+    # Megatron-Core asks Transformer Engine only for its version.
+    transformer_config.is_te_min_version = lambda version: True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         answers = [answer(spec_from_json(content)) for content in json.load(sys.stdin)]

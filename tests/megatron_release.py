@@ -41,7 +41,8 @@ def import_megatron_core() -> None:
     triton.language, triton.__path__, triton.__version__ = language, [], "0"  # type: ignore[attr-defined]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module("torch._inductor.compile_fx")  # it looks for triton once, and would find the stand-in
+        # It looks for triton only once, and would find the stand-in.
+        importlib.import_module("torch._inductor.compile_fx")
         sys.modules |= {"triton": triton, "triton.language": language}
         importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
         del sys.modules["triton"], sys.modules["triton.language"]

@@ -31,7 +31,7 @@ class Chromium:
         self._from, answers = os.pipe()
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
                  "--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={folder}"]  # fmt: skip
-        # The pipe's ends have to be 3 and 4 in the browser.
+        # The browser requires the ends of the pipe at file descriptors 3 and 4.
         shell = f'exec 3<&{commands} 4>&{answers}; exec "$0" "$@"'
         self._process = subprocess.Popen(
             ["bash", "-c", shell, program, *flags], pass_fds=(commands, answers), stderr=subprocess.DEVNULL

@@ -20,7 +20,7 @@ from tests.numerics.test_step_check import faults_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 TRAINING = Training(weight_decay=0.1, adam_beta2=0.95)
-ELEMENTS = 1_000_003  # no multiple of a block, and of nothing that makes loads wide
+ELEMENTS = 1_000_003  # This is no multiple of a block, nor of any width of vector loads.
 
 
 KINDS = ("lean", "bf16", "fp32")
@@ -231,7 +231,7 @@ def test_lean_steps_stay_beside_those_of_fp32() -> None:
 
 def checked(model: Model, graph: CudaGraph) -> Any:
     """Train past the capture. Return the engine, the next step's number and its batch."""
-    # A cosine would end at a rate of 0, of which 2% is nothing.
+    # A cosine schedule would end at a rate of 0, and 2% of 0 is 0.
     settings = LEAN | {"deterministic": False, "learning_rate": 3e-3, "learning_rate_schedule": "constant"}
     spec = replace(spec_of(model, graph, **settings), step_checks=3)
     engine, _, _ = trained(spec)

@@ -19,7 +19,8 @@ MODEL = Model(num_attention_heads=8, num_query_groups=2, kv_channels=64)
 WINDOW = replace(MODEL, window_size=100)
 SINKS = replace(MODEL, attention_sinks=True)
 GPT_OSS = replace(WINDOW, attention_sinks=True)
-ROUNDING = {torch.float32: 2e-3, torch.bfloat16: 2e-2}  # float32 matrix products on the tensor cores are TF32's at best
+# On tensor cores, products of float32 matrices have at best the precision of TF32.
+ROUNDING = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
 
 CASES = {
     "sdpa": ("sdpa", MODEL, torch.bfloat16, False),

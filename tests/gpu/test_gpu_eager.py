@@ -60,7 +60,7 @@ def spec_of(model: Model, **training: Any) -> RunSpec:
     return RunSpec(model=model, training=Training(**settings), placement=Placement(device="cuda"))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Dynamo's and Transformer Engine's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Dynamo and Transformer Engine cause these warnings.
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize(("model", "training"), CASES.values(), ids=CASES.keys())
 def test_a_step_makes_the_host_wait_for_nothing(model: Model, training: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ def test_a_step_makes_the_host_wait_for_nothing(model: Model, training: dict[str
 def test_how_a_step_is_run_leaves_its_losses(training: dict[str, Any]) -> None:
     device = torch.device("cuda", 0)
     found, expected = (losses_of(spec_of(GPT_OSS, **settings), device) for settings in (training, {}))
-    # bfloat16 itself is off by about 4e-3 of a loss of 5.5 nats.
+    # bfloat16 has an error of about 4e-3 in a loss of 5.5 nats.
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-2)
 
 

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Parallelism, tuple[CudaGraph, ...]]] = {
 
 def train_all(rank: int, specs: Sequence[RunSpec], folder: Path) -> None:
     """One of the ranks: what each of ``specs`` gave it, by its place."""
-    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # as launch.train.worker does
+    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # launch.train.worker does the same.
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
     dist.init_process_group(

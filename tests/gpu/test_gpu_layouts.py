@@ -48,7 +48,7 @@ NORM_TOLERANCE = 5e-2
 
 def train_on_gpu(rank: int, spec: RunSpec, folder: Path) -> None:
     """One of the processes of ``spec``: leaves its losses and gradient norms in the folder."""
-    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # as launch.train.worker does
+    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # launch.train.worker does the same.
     torch.cuda.set_device(rank)
     rendezvous = f"file://{folder}/rendezvous"
     world_size = spec.parallelism.world_size

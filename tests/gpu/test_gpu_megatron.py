@@ -32,7 +32,8 @@ from launch.train.telemetry.profiler import PROBED_STEPS, probe
 from launch.train.worker import ENGINES
 from tests.megatron_release import RELEASE
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # Megatron-Core's and Transformer Engine's own
+# Megatron-Core and Transformer Engine cause these warnings.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
 STEPS = 8
 MICRO_BATCHES = 4
@@ -66,7 +67,7 @@ YARN = replace(
     rope_scaling="yarn",
     rope_scaling_factor=4.0,
     rope_original_max_position=64,
-    init_std=0.2,  # at 0.02 attention sees next to nothing of positions
+    init_std=0.2,  # With 0.02, positions hardly affect attention.
 )
 MODELS = {
     "dense": DENSE,
@@ -123,7 +124,7 @@ def no_groups_left() -> Iterator[None]:
     parallel_state.destroy_model_parallel()
     cuda_graphs._set_capture_end()
     set_capture_end()
-    FP8GlobalStateManager.reset()  # a layer's graphs leave there that weights are not to be cast
+    FP8GlobalStateManager.reset()  # A layer's graphs leave a flag there that forbids casts of weights.
     cuda_graphs.delete_cuda_graphs()
     cuda_graphs.fwd_buffer_reuse_ref_count = cuda_graphs.bwd_buffer_reuse_ref_count = 0
     torch.cuda.set_stream(torch.cuda.default_stream())
@@ -143,7 +144,7 @@ def test_both_engines_train_the_same(model: Model) -> None:
     )
     assert unsupported(spec) == ()
     found, expected = results_of(spec), results_of(replace(spec, engine="torch_native"))
-    # bfloat16 itself is off by about 4e-3 of a loss of 5.5 nats; a layout or a factor that is wrong, by far more.
+    # bfloat16 has an error of about 4e-3 in a loss of 5.5 nats. A wrong layout or factor has a far larger one.
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=3e-2)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-1, atol=0)
 
@@ -272,7 +273,7 @@ def test_fp8_is_near_bfloat16_and_something_else(model: Model, fp8: Any) -> None
     assert unsupported(spec) == ()
     found, expected = results_of(spec), results_of(replace(spec, training=replace(training, fp8="none")))
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-1)
-    # Of the first step nothing is known yet that numbers could be scaled by.
+    # In the first step, no scale is known yet.
     torch.testing.assert_close(found[1][1:], expected[1][1:], rtol=3e-1, atol=0)
     assert not torch.equal(found[0], expected[0])
 
@@ -337,11 +338,11 @@ def trained(spec: RunSpec, rank: int = 0) -> Trained:
 def trained_as_released(spec: RunSpec, rank: int = 0) -> Trained:
     from megatron.core.pipeline_parallel import utils
 
-    utils._COMP_STREAM = utils._COMM_STREAM = None  # those of an engine before, in this process
+    utils._COMP_STREAM = utils._COMM_STREAM = None  # Drop the streams of an earlier engine in this process.
     device = torch.device("cuda", rank)
-    before = pool_of(device)  # 0.19.2's local graphs leave some memory behind
+    before = pool_of(device)  # The local graphs of 0.19.2 leave some memory behind.
     found = _train(spec, rank, device)
-    torch._C._cuda_clearCublasWorkspaces()  # that of the stream that captured lies in the pool of its graphs
+    torch._C._cuda_clearCublasWorkspaces()  # The workspace of the capture's stream lies in the pool of its graphs.
     return replace(found, pool_when_closed=max(0, pool_of(device) - before))
 
 
@@ -384,7 +385,7 @@ def _train(spec: RunSpec, rank: int, device: torch.device) -> Trained:
             pool_of(device),
         )
     finally:
-        engine.close()  # of a capture that failed too: Megatron-Core keeps graphs in its classes
+        engine.close()  # Close it after a failed capture too, because Megatron-Core keeps graphs in its classes.
         forget_last_micro_batch(engine)
 
 
@@ -439,9 +440,11 @@ def check(found: Trained, eager: Trained, again: Trained, graph: CudaGraph, sequ
     wrong = gradients_apart(found.gradients[first], eager.gradients[first])
     noisy = gradients_apart(again.gradients[first], eager.gradients[first])
     assert {name for name, apart in wrong.items() if apart > OF_A_GRADIENT + 4 * noisy[name]} == set(), wrong
-    if not (graph.impl == "local" and sequence_parallel):  # captured outside the block's own random states
+    # These graphs are captured outside the block's own random states.
+    if not (graph.impl == "local" and sequence_parallel):
         assert torch.equal(found.random, eager.random), (graph, found.random.tolist(), eager.random.tolist())
-    assert found.pool_when_closed == 0 or graph.impl == "local"  # of whose buffers some are kept, it is not known where
+    # Local graphs keep some buffers. Where they are kept is unknown.
+    assert found.pool_when_closed == 0 or graph.impl == "local"
     assert found.host_ms is None, "the host reads the gradient norm in each step"
 
 
@@ -471,7 +474,7 @@ def test_graphs_compute_what_eager_code_computes(case: tuple[str, CudaGraph]) ->
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     """As launch.engines.megatron.build leaves a process; afterwards it is allowed again what it was, and told nothing."""
-    with mock.patch.dict(os.environ):  # an engine settles it
+    with mock.patch.dict(os.environ):  # An engine changes the environment.
         use_deterministic_algorithms()
         yield
         torch.use_deterministic_algorithms(False)
@@ -651,7 +654,7 @@ LAYOUTS: dict[str, tuple[Model, Parallelism, tuple[CudaGraph, ...]]] = {
 
 def train_rank(rank: int, specs: Sequence[RunSpec], folder: Path) -> None:
     """One of the ranks: what each of ``specs`` gave it, by its place. That groups can be destroyed is part of it."""
-    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # as launch.train.worker does
+    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # launch.train.worker does the same.
     torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=specs[0].parallelism.world_size
@@ -718,6 +721,6 @@ def test_ranks_train_what_one_trains(name: str, tmp_path: Path) -> None:
     alone = trained(replace(spec, parallelism=Parallelism(), placement=Placement(device="cuda")))
     for rank in range(needed):
         (result,) = torch.load(tmp_path / f"rank{rank}.pt", weights_only=False)
-        # As between engines: a factor that is wrong is off by far more.
+        # As between engines, a wrong factor would have a far larger error.
         torch.testing.assert_close(result.losses, alone.losses, rtol=0, atol=3e-2)
         torch.testing.assert_close(result.norms, alone.norms, rtol=1e-1, atol=0)

@@ -95,7 +95,7 @@ def serve(path: str) -> list[str]:
     for module in PRELOADED:
         importlib.import_module(module)
     for module in FORKED:
-        sys.modules.pop(module)  # each fork runs its own
+        sys.modules.pop(module)  # Each fork runs its own copy of the module.
     gc.freeze()
     while True:
         connection, _ = listener.accept()
@@ -122,7 +122,7 @@ def _fork(connection: socket.socket) -> list[str]:
     ended = os.pidfd_open(child)
     for file in files:
         os.close(file)
-    # The kernel ends a rank with its parent, which is this process: it ends with the supervisor.
+    # The kernel ends a rank with its parent. That is this process, which ends with the supervisor.
     if ended in select.select([connection, ended], [], [])[0]:
         connection.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
     os._exit(0)
@@ -157,7 +157,7 @@ def run(command: list[str]) -> None:
     except SystemExit as ended:
         if ended.code:
             raise
-    # Python would free all that the server has imported, which takes as long as an import.
+    # Otherwise Python would free all imports of the server, which takes as long as importing them.
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -65,7 +65,7 @@ class Host:
         self.store = folder / "store"
         for name in ("tmp", "home"):
             (folder / name).mkdir(parents=True)
-        # Inductor looks for its precompiled C++ header here and nowhere else. It takes ten CPU seconds to build.
+        # Inductor looks for its precompiled C++ header only here. Building the header takes ten CPU seconds.
         headers = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
         headers.mkdir(exist_ok=True)
         (folder / "tmp" / headers.name).symlink_to(headers)
@@ -76,7 +76,7 @@ class Host:
             "TMPDIR": str(folder / "tmp"),
             "ORCHESTRATOR_SLOTS": str(folder / "tmp"),
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
-            "MPLCONFIGDIR": str(cache / "matplotlib"),  # its list of fonts takes half a second to make
+            "MPLCONFIGDIR": str(cache / "matplotlib"),  # Matplotlib needs half a second to make its list of fonts.
             "TORCHINDUCTOR_VEC_ISA_OK": os.environ["TORCHINDUCTOR_VEC_ISA_OK"],
             **SECRETS,
         }
@@ -105,7 +105,7 @@ class Host:
         if arguments[0] in ("sweep", "resume") and "--executor" not in arguments:
             command += ["--executor", self.executor]
         if arguments[0] in ("sweep", "resume", "report"):
-            command += ["--allow-empty"]  # most recipes of these tests are eager
+            command += ["--allow-empty"]  # Most recipes of these tests are eager.
         return subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 preexec_fn=lambda: _as_on_a_terminal(limit_bytes))  # fmt: skip
@@ -161,10 +161,11 @@ class Host:
             with contextlib.suppress(OSError):
                 if folder.name.isdigit() and (
                     f"TMPDIR={self.folder / 'tmp'}".encode() in (folder / "environ").read_bytes().split(b"\0")
-                    or (folder / "cwd").readlink() == self.folder  # a fork has the environment of its server there
+                    or (folder / "cwd").readlink() == self.folder  # In /proc, a fork has the environment of its server.
                 ):
                     found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        return {pid: command for pid, command in found.items() if command}  # one that has ended has none
+        # A process that has ended has no command line.
+        return {pid: command for pid, command in found.items() if command}
 
     def process(self, module: str) -> int:
         """Return the id of the one process of ``python -m module``."""

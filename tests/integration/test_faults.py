@@ -198,7 +198,7 @@ def test_a_supervisor_that_cannot_begin_is_not_started_for_ever(host: Host) -> N
     path = host.write(recipe("mini"))
     (bundle,) = json.loads(host.run("plan", path, "--json").stdout)["bundles"]
     paths = host.sweep("mini").bundle(bundle["bundle_id"])
-    # Supervisors cannot write their record where a folder is.
+    # A folder at this place keeps supervisors from writing their record.
     paths.allocations.mkdir(parents=True)
     ended = host.run("sweep", path, seconds=600)
     assert ended.returncode == 2
@@ -223,7 +223,7 @@ def test_a_damaged_spec_costs_one_run(host: Host) -> None:
     assert host.attempts("mini") == {whole: [1], damaged: [1, 2]}
 
 
-@pytest.mark.usefixtures("finished")  # whose compiled code it finds
+@pytest.mark.usefixtures("finished")  # The test uses the compiled code of this sweep.
 def test_resume_makes_an_interrupted_run_again_beside_its_eager_twin(host: Host) -> None:
     eager, graphed = host.begin_unwatched(recipe("pair", graphed=True))
     wait_until(host.sweep("pair").run(eager).attempt(1).outcome.exists, 300, "the eager run to end")

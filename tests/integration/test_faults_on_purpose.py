@@ -23,7 +23,7 @@ ENDS: list[dict[str, Any]] = [
 HANGS = [{"fault.kind": "hang", "resources.hang_minutes": 1.0, "expect": {"outcome": "HANG", "phase": "measure"}}]
 WHOLE = {"fault.kind": "none"}
 SAYS = {
-    "hang": "launch/train/fault_injection.py",  # in a stack of the rank that hung
+    "hang": "launch/train/fault_injection.py",  # The stack of the hanging rank contains it.
     "segfault": "Fatal Python error: Segmentation fault",
 }
 
@@ -34,7 +34,7 @@ SAYS = {
 def test_each_fault_ends_its_run_as_what_it_is_and_no_other(host: Host, points: list[dict[str, Any]]) -> None:
     content = recipe("gallery", steps=12, sweep={"points": [*points, WHOLE]}, fault={"step": STEP})
     done = host.run("sweep", host.write(content), seconds=600)
-    assert done.returncode == 0, done.stdout + done.stderr  # each as expected
+    assert done.returncode == 0, done.stdout + done.stderr  # Each run ended as expected.
     assert re.search(rf"\b{len(points)} cells? failed as expected", done.stdout), done.stdout
     *failed, whole = host.run_ids("gallery")
     for run_id, point in zip(failed, points, strict=True):

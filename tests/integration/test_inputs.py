@@ -46,7 +46,7 @@ def test_runs_train_from_a_checkpoint_on_tokenised_and_indexed_data(host: Host, 
     digests = []
     for run_id in host.run_ids("inputs"):
         (attempt,) = sweep.run(run_id).attempts()
-        # Weights of zero make every token as likely as any other, and no gradient moves them.
+        # With weights of zero all tokens are equally likely, and no gradient moves the weights.
         assert [step.loss for step in read_metrics(attempt)] == pytest.approx([math.log(256)] * 8)
         digests.append(json.loads(attempt.read(attempt.environment)))
     assert len({environment["data_digest"] for environment in digests}) == 2

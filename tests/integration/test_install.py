@@ -41,7 +41,7 @@ def test_an_installed_copy_needs_no_checkout_and_knows_its_commit(tmp_path: Path
     command, commit = install(tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    # Whatever repository is around an environment, it is another project's.
+    # A repository around an environment belongs to another project.
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 

@@ -40,7 +40,7 @@ def test_the_shipped_recipe_has_the_same_losses_in_every_layout(host: Host) -> N
     alone, *parallel = (list(read_metrics(sweep.run(cell.run_ids[0]).attempt(1))) for cell in cells)
     assert len(alone) == 8 and alone[0].loss - alone[-1].loss > 0.1
     for steps in parallel:
-        # float32 resolves 5e-7 of such a loss; whoever adds up in another order is a few of them off.
+        # float32 resolves 5e-7 of such a loss. Sums in another order differ by a few such units.
         assert [step.loss for step in steps] == pytest.approx([step.loss for step in alone], abs=1e-5)
         assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in alone], rel=1e-3)
     report = (sweep.report / "report.md").read_text()
@@ -72,7 +72,7 @@ def listeners(port: str) -> list[str]:
 def test_a_rank_that_fails_mid_step_ends_the_run_and_is_named(
     layout: dict[str, int], number: signal.Signals, said: str, host: Host
 ) -> None:
-    host.end_fork_servers()  # the kernel shows a fork's first environment
+    host.end_fork_servers()  # The kernel shows the environment with which a fork began.
     model = {**recipe("ranks")["model"], "num_layers": 2}
     (run_id,) = host.begin_unwatched(recipe("ranks", steps=10**6, parallelism=layout) | {"model": model})
     attempt = host.wait_for_step("ranks", run_id)

@@ -159,7 +159,7 @@ def test_a_damaged_plan_is_one_message_and_is_written_anew(copied: Host) -> None
     plan = copied.sweep("pairs").plan
     whole = plan.read_text()
     commands = (["status", "pairs"], ["status"], ["report", "pairs"], ["cancel", "pairs"], ["resume", "pairs"])
-    # All commands read the plan in one function: each meets one damage.
+    # All commands read the plan with one function, so each command is tested with one kind of damage.
     for damaged, command in zip((whole[:1000], "[]", "{}", "null", ""), commands, strict=True):
         plan.write_text(damaged)
         answer = copied.run(*command)
@@ -176,7 +176,7 @@ def test_another_recipe_does_not_take_the_name_of_results(copied: Host) -> None:
     assert other.returncode == 1
     assert "sweep 'pairs' has 4 runs with results of pairs.yaml" in other.stderr and "name=pairs-2" in other.stderr
     assert {path: path.read_bytes() for path in before} == before
-    # A sweep may grow, and a recipe whose runs gave no results may be corrected.
+    # A sweep may grow, and a recipe may be corrected if its runs gave no results.
     assert copied.run("sweep", path, "repeats=1").returncode in (0, 4)
     for outcome in sweep.root.glob("runs/*/attempts/*/outcome.json"):
         outcome.write_text(json.dumps(json.loads(outcome.read_bytes()) | {"outcome": "FAILED"}))

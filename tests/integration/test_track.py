@@ -362,7 +362,7 @@ def test_a_killed_tracker_harms_nothing_and_a_second_one_delivers_all(attempt: A
     writer.start()
     first = start(attempt)
     wait_for(lambda: bool(offline_files(attempt)))
-    time.sleep(1.3)  # It reads once a second: now it holds steps that wandb has not written yet.
+    time.sleep(1.3)  # The tracker reads once a second. Now it holds steps that wandb has not written yet.
     first.send_signal(signal.SIGKILL)
     first.communicate()
     [cut_short] = offline_files(attempt)

@@ -2,7 +2,7 @@ import os
 import warnings
 from collections.abc import Iterator
 
-# Some virtual machines advertise AMX and forbid it: oneDNN's bfloat16 products then die of an illegal instruction.
+# Some virtual machines advertise AMX but forbid it. oneDNN's bfloat16 products then die of an illegal instruction.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import pytest
@@ -13,10 +13,11 @@ from tests.numerics.tiny import no_inductor
 
 torch.set_num_threads(1)
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # importing Inductor warns of PyTorch's own deprecations
+    warnings.simplefilter("ignore")  # Importing Inductor warns about PyTorch's own deprecations.
     import torch._inductor.compile_fx
 
-# A run builds one engine, which compiles a function three times at most; a process of tests builds many, in any order.
+# A run builds one engine, which compiles a function at most three times. A test process builds many engines, in any
+# order.
 torch._dynamo.config.recompile_limit = 64
 
 

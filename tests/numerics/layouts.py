@@ -31,7 +31,7 @@ MODELS: dict[str, Model] = {
     "dense": replace(DENSE, vocab_size=32, num_query_groups=4),
     "tied": replace(DENSE, vocab_size=32, tie_embeddings=True, add_qkv_bias=True),
     "moe": MIXTURE,
-    # Weights that meet the activation's clamps, but do not blow rounding up within two steps.
+    # These weights reach the activation's clamps, but do not amplify rounding errors within two steps.
     "gpt_oss": replace(GPT_OSS, vocab_size=32, init_std=1.0),
     "shared": replace(MIXTURE, moe_shared_expert_ffn_hidden_size=12, moe_layer_freq=2),
     "balanced": replace(
@@ -123,7 +123,8 @@ class Layout:
     @property
     def _fits_the_model(self) -> bool:
         model = MODELS[self.model]
-        padded = model.moe_pad_expert_input_to_capacity  # to the capacity of a rank's tokens, of which tp leaves fewer
+        # The capacity follows from the tokens of a rank, and tp leaves a rank fewer tokens.
+        padded = model.moe_pad_expert_input_to_capacity
         return (
             model.num_query_groups % self.tp == 0
             and (self.tp * self.dp) % self.ep == 0
@@ -135,7 +136,8 @@ class Layout:
     def _is_spelt_one_way(self) -> bool:
         """Return whether options without an effect here have their defaults."""
         moe = MODELS[self.model].is_moe
-        replicas = max(self.dp, self.tp * self.dp // self.ep if moe else 1)  # of dense parameters, and of experts
+        # This is the larger number of replicas, of dense parameters or of experts.
+        replicas = max(self.dp, self.tp * self.dp // self.ep if moe else 1)
         return (
             (moe or self.ep == 1)
             and (self.ep > 1 or self.dispatcher == "alltoall")
@@ -168,7 +170,8 @@ def legal_layouts() -> tuple[Layout, ...]:
     candidates = (
         Layout(*values)
         for values in product(*OPTIONS.values())
-        if 1 < prod(values[place] for place in degrees) <= MOST_RANKS  # most are dropped here, before they are made
+        # Drop most combinations here, before they are built.
+        if 1 < prod(values[place] for place in degrees) <= MOST_RANKS
     )
     return tuple(layout for layout in candidates if layout.legal)
 
@@ -181,7 +184,8 @@ def spec_of(model: str, layers: int, micro_batches: int) -> RunSpec:
         micro_batch_size=MICRO_BATCH_SIZE,
         global_batch_size=MICRO_BATCH_SIZE * micro_batches,
         learning_rate=1e-2,
-        # A key's bias has no gradient but rounding: at 1e-8 Adam would make steps of 1e-10 of it.
+        # A key's bias has no gradient except rounding errors. With 1e-8, Adam would turn a gradient of 1e-10 into
+        # steps.
         adam_epsilon=1e-6,
     )
     return RunSpec(model=replace(MODELS[model], num_layers=layers), training=training, data=Data(kind="synthetic"))

@@ -125,7 +125,7 @@ def _callable(layer: Any, names: set[str]) -> Callable[..., Any]:
         graph.replay()
         taken = {name: named[name] for name in names}
         if "attention_mask" in taken:
-            taken["attention_mask"] = None  # Transformer Engine has no use for one where attention is causal
+            taken["attention_mask"] = None  # Transformer Engine needs no mask for causal attention.
         cuda_graphs._set_capture_start()
         kept = [each for router in routers_of(layer) for each in (router.experts, router.counted)]
         before = [len(each.captured) for each in kept]
@@ -147,7 +147,7 @@ def _callable(layer: Any, names: set[str]) -> Callable[..., Any]:
 
 def create_forward(runner: Any, args: Any, kwargs: Any, outputs: Any, clone_inputs: bool) -> None:
     runner.fwd_graph = Graph()
-    torch.rand(7)  # as dropout in the passes of its warm-up
+    torch.rand(7)  # Draw numbers, as dropout does in the warm-up passes.
 
 
 def create_backward(runner: Any) -> None:
@@ -162,11 +162,12 @@ def replay(runner: Any, is_first_microbatch: bool, args: Any, kwargs: Any) -> An
 @contextmanager
 def graphs_on_cpu(impl: str) -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Megatron-Core warns of what it does without Transformer Engine
+        warnings.simplefilter("ignore")  # Megatron-Core warns about missing features without Transformer Engine.
         from megatron.core import full_cuda_graph
         from megatron.core.transformer import cuda_graphs, transformer_layer
 
-        importlib.import_module("launch.engines.megatron.engine")  # before there seems to be a Transformer Engine
+        # Import this before Transformer Engine appears to exist.
+        importlib.import_module("launch.engines.megatron.engine")
     runner = {"create_fwd_graph": create_forward, "create_bwd_graph": create_backward, "replay_graph_capture": replay}
     wrap = full_cuda_graph.FullCudaGraphWrapper.__init__
     tracker = SimpleNamespace(is_inference_rng_tracker=True, fork=nullcontext)

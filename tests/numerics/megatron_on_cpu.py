@@ -187,7 +187,7 @@ OF_RANDOM = {
 def cpu_as_cuda() -> Iterator[ModuleType]:
     """Replace CUDA by the CPU, and yield the engine's module."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Megatron-Core warns of what it does without Transformer Engine
+        warnings.simplefilter("ignore")  # Megatron-Core warns about missing features without Transformer Engine.
         from megatron.core.tensor_parallel import random
         from megatron.core.transformer.dot_product_attention import DotProductAttention
         from megatron.core.transformer.moe import moe_utils, token_dispatcher
@@ -195,13 +195,14 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
 
         from launch.engines.megatron import ddp_hooks, engine
 
-        # PyTorch notes once, for all times, which functions torch.device() is to look after: those, and not the patches.
+        # At its first use, PyTorch records the functions that torch.device() affects. Let it record the originals, not
+        # the patches.
         with torch.device("meta"):
             torch.empty(1)
         settings_of = ddp_hooks.data_parallel_settings
         attention = DotProductAttention.__init__, DotProductAttention.forward
         with ExitStack() as replaced:
-            # Megatron-Core compiles some small functions. For a CPU that takes longer than all steps do.
+            # Megatron-Core compiles some small functions. On a CPU this takes longer than all steps.
             replaced.enter_context(torch.compiler.set_stance("force_eager"))
             for patch in (
                 mock.patch.multiple(torch, **{name: on_cpu(getattr(torch, name)) for name in FACTORIES}),
@@ -209,9 +210,9 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
                 mock.patch.multiple(dist, all_gather=gather_uneven, reduce_scatter=scatter_uneven),
                 mock.patch.multiple(torch.cuda, **OF_CUDA),
                 mock.patch.multiple(random, **OF_RANDOM),
-                # By default it takes fp8 for on, and asks Transformer Engine about it.
+                # Its default assumes fp8, and then calls Transformer Engine.
                 mock.patch.object(random.CheckpointWithoutOutput.__init__, "__defaults__", (None,)),
-                # All of a tiny model would lie in one bucket.
+                # Otherwise one bucket would hold a whole tiny model.
                 mock.patch.object(
                     ddp_hooks, "data_parallel_settings", lambda spec: settings_of(spec) | {"bucket_size": 200}
                 ),
@@ -219,7 +220,7 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
                 mock.patch.object(DotProductAttention, "__init__", without_context_parallelism(attention[0])),
                 mock.patch.object(DotProductAttention, "forward", of_whole_sequences(attention[1])),
                 mock.patch.object(token_dispatcher, "maybe_move_tensor_to_cpu", as_on_cuda),
-                # 0.16.1 reads a name that it defines with Transformer Engine alone.
+                # 0.16.1 reads a name that it defines only with Transformer Engine.
                 mock.patch.object(moe_utils, "te_general_gemm", None, create=True),
             ):
                 replaced.enter_context(patch)
@@ -246,7 +247,7 @@ def logits_of(spec: RunSpec, tokens: torch.Tensor) -> torch.Tensor:
 def megatron_engine(spec: RunSpec) -> Iterator[Any]:
     """Yield this rank's engine, and leave no process groups behind."""
     alone = not dist.is_initialized()
-    if alone:  # Megatron-Core keeps its groups, and each of gloo's has three threads that poll
+    if alone:  # Megatron-Core keeps its process groups. Each group of gloo has three polling threads.
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     rank, size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
     try:

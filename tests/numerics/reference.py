@@ -31,7 +31,7 @@ def wavelength(pair: int, model: Model) -> float:
         )
         return plain / ((1 - smooth) / factor + smooth)
     if model.rope_scaling == "yarn":
-        # The pair that turns b times within the original length has the wavelength original / b.
+        # A pair that turns b times within the original length has the wavelength original / b.
         first, last = (
             model.kv_channels / 2 * math.log(original / (beta * 2 * math.pi), model.rotary_base)
             for beta in (model.rope_beta_fast, model.rope_beta_slow)

@@ -14,7 +14,7 @@ from launch.engines.protocol import RankPlace, StepResult
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_spec, train
 
-# Dynamo itself does so to trace a torch.autograd.Function, and asks tensors for gradients (PyTorch 2.13).
+# Dynamo asks tensors for gradients when it traces a torch.autograd.Function (PyTorch 2.13).
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
@@ -22,7 +22,8 @@ pytestmark = [
 
 PLAIN = pytest.mark.usefixtures("plain_kernels")
 ALONE = RankPlace(0, 1, CPU)
-# One layer, whose experts drop and pad; those of GPT_OSS do not. tests/integration/test_sweep.py compiles a dense layer.
+# One layer with experts that drop and pad, unlike those of GPT_OSS. tests/integration/test_sweep.py compiles a dense
+# layer.
 MODEL = replace(
     MOE,
     num_layers=1,
@@ -119,7 +120,8 @@ def test_recompilation_undoes_the_proof() -> None:
     engine = build(spec, ALONE)
     engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
     assert engine.graph_stats().recompilations == 0
-    engine.chunks[0].named_layers()["0"].epsilon *= 2  # compiled code holds numbers of Python's as they were
+    # Compiled code keeps the values that Python's numbers had at compilation.
+    engine.chunks[0].named_layers()["0"].epsilon *= 2
     engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
     assert engine.graph_stats().recompilations == 1
     assert not engine.graph_stats().proven

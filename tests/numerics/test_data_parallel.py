@@ -93,7 +93,7 @@ def test_gradients_are_added_as_they_come_and_not_kept(recompute: bool, compiled
         *zeros, input_gradient = torch.autograd.grad(forward(x), [*main.parameters, x])
     assert [zero.abs().max().item() for zero in zeros] == [0.0] * len(main.parameters)
     assert len(alive) == len(main.parameters)
-    if not compiled:  # a compiled backward pass returns all of them at once
+    if not compiled:  # A compiled backward pass returns all gradients at once.
         assert max(alive) <= 1
 
     for handle in watches:
@@ -148,7 +148,7 @@ def seconds_until_reduced_within_the_backward_pass() -> float:
     chain = Chain()
     mesh = make_mesh(RankPlace(rank, size, CPU), Parallelism(dp=size))
     main = FlatParameters(chain, None, mesh, bucket_elements=1)
-    bias, reduced = main.gradients[:16], torch.full((16,), 1.5)  # of layers[4], whose gradient is 1: it comes first
+    bias, reduced = main.gradients[:16], torch.full((16,), 1.5)  # layers[4] comes first. Its gradient is 1.
     waited = []
 
     def hold(_: torch.Tensor) -> None:
@@ -193,7 +193,7 @@ def train_tied(sharded: bool) -> tuple[list[float], list[torch.Tensor]]:
     norms = []
     for step in range(3):
         first = mesh.pp.rank == 0
-        if first:  # as in a pipeline, its backward pass begins when that of the last stage has ended
+        if first:  # As in a pipeline, the backward pass of this stage begins after that of the last stage.
             dist.recv(torch.empty(1), rank + dims.dp)
         with main.accumulate_gradients(1.0, last=True):
             torch.autograd.grad(stage(mesh.pp.rank, mesh.dp.rank), main.parameters)

@@ -47,7 +47,8 @@ def test_results_come_back_by_rank_from_the_same_processes() -> None:
     ],
 )
 def test_a_rank_that_fails_is_named_and_the_next_call_is_whole(how: str, seconds: float, said: str) -> None:
-    workers(2).run(add_up, torch.ones(()))  # so that the seconds of the call are not spent on starting processes
+    # Start the processes first, so that the call's time limit does not include their start.
+    workers(2).run(add_up, torch.ones(()))
     begun = time.monotonic()
     with pytest.raises(RankError, match=said):
         workers(2).run(fail, 1, how, seconds=seconds)

@@ -47,7 +47,7 @@ def test_dropped_elements_are_zero_and_others_keep_the_mean() -> None:
     torch.manual_seed(3)
     dropped = drop(torch.ones(100_000), 0.2)
     assert set(dropped.tolist()) == {0.0, 1.25}
-    assert abs((dropped == 0).float().mean().item() - 0.2) < 0.01  # eight standard deviations
+    assert abs((dropped == 0).float().mean().item() - 0.2) < 0.01  # The tolerance is eight standard deviations.
     x = torch.ones(2)
     assert drop(x, 0.0) is x
 
@@ -178,4 +178,4 @@ def test_megatrons_graphed_steps_draw_what_eager_ones_draw(impl: Any) -> None:
     found, expected = train_graphed(spec), train_megatron(eager(spec))
     assert torch.equal(found["loss"], expected["loss"])
     torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=1e-6, atol=0)
-    compare_runs(spec)  # a step check finds nothing, and changes nothing
+    compare_runs(spec)  # A step check finds nothing and changes nothing.

@@ -44,7 +44,7 @@ def test_two_ranks_train_as_one() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_training_repeats_bit_by_bit_and_learns(precision: str) -> None:
     spec = make_spec(precision=precision, steps=40, learning_rate=3e-2, deterministic=True)
-    # One batch again and again, so that there is something to learn in random tokens.
+    # Repeat one batch, because a model can learn random tokens only by heart.
     first, second = (repeat(spec, TOKENS) for _ in range(2))
     assert first == second
     assert first[-1] < first[0] / 2
@@ -106,7 +106,7 @@ def check_losses(model: Model, training: dict[str, Any]) -> None:
     expected = plain_losses(model)
     found = repeat(make_spec(model, precision="bf16", steps=8, **training), TOKENS)
     assert found[0] == pytest.approx(expected[0], abs=5e-3)
-    # bfloat16 rounds to about 4e-3; gradients that were lost or doubled would show as a tenth by now.
+    # bfloat16 rounds to about 4e-3. Lost or doubled gradients would change losses by a tenth or more by now.
     assert found == pytest.approx(expected, abs=3e-2)
     assert expected[0] - expected[-1] > 0.3
 

@@ -52,7 +52,8 @@ def test_a_rank_of_each_stage_holds_what_is_forecast(layout: Layout, precision: 
         with alone_as(rank, dims.world_size):
             engine = TorchNativeEngine(spec, RankPlace(rank, dims.world_size, CPU))
         assert parameters_of(engine) == held[stage]
-        # Each parameter begins at a multiple of so many elements, and each bucket ends at one for each rank that shares it.
+        # Each parameter begins at a multiple of ALIGNMENT elements. Each bucket ends at a multiple for every rank that
+        # shares it.
         padded = ALIGNMENT * dims.world_size * (len(engine.flat_parameters.parameters) + 1)
         sharded_masters = precision == "fp32" and spec.parallelism.distributed_optimizer
         padding = padded * MOST_AN_ELEMENT + (engine.flat_parameters.weights.nbytes if sharded_masters else 0)
@@ -120,7 +121,7 @@ def test_a_layer_keeps_what_is_forecast(name: str, recomputed: str, monkeypatch:
 
     monkeypatch.setattr(pointwise, "rms_norm", rms_norm)
     monkeypatch.setattr(pointwise.Elementwise, "rms_norm", staticmethod(rms_norm))
-    # CUDA's operation, whose mask is of booleans.
+    # This is CUDA's operation. Its mask has booleans.
     monkeypatch.setattr(nn.functional, "dropout", lambda x, share: torch.native_dropout(x, share, True)[0])
     model, training = MODELS[name], Training(precision="bf16", sequence_length=256)
     if recomputed:
@@ -144,7 +145,7 @@ def kept_bytes(model: Model, training: Training) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        # Its results keep the graph, and so every storage, alive while they are counted.
+        # The results keep the graph alive while they are counted, and therefore all storages.
         results = decoder.decode(torch.randint(model.vocab_size, (1, training.sequence_length + 1)))
     total = sum(storage.nbytes() for storage in kept.values())
     del results

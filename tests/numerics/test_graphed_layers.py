@@ -81,6 +81,6 @@ def held_against_uncaptured(eager: RunSpec, impl: GraphImpl, scope: tuple[str, .
     found = workers(eager.parallelism.world_size).run(train_graphed, graphed)
     assert any(rank["graphs"] for rank in found)
     for one, other in zip(found, uncaptured(eager), strict=True):
-        assert one["proven"] or one["graphs"] == 0  # an interleaved stage may have no dense layer
+        assert one["proven"] or one["graphs"] == 0  # An interleaved stage may have no dense layer.
         assert one["steps"] == other["steps"]
         assert torch.equal(one["weights"], other["weights"])

@@ -141,7 +141,7 @@ def test_a_line_that_breaks_a_capture_is_named(hook: Callable[..., Any], code: s
     findings = {finding.kind: finding for finding in inspected(spec, hook=hook).findings}
     assert kind in findings, findings
     finding = findings[kind]  # type: ignore[index]
-    if kind == "operators":  # which of two loops ends first, the tokens decide
+    if kind == "operators":  # The tokens decide which of two loops ends first.
         assert finding.file in (
             HERE,
             "launch/engines/torch_native/microbatches.py",

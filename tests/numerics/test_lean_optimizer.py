@@ -41,7 +41,7 @@ def test_two_halves_of_any_master_are_the_master() -> None:
     number = ~masters.isnan()
     assert torch.equal(bits_of(join(weights, low))[number], bits[number])
     assert weights[~number].isnan().all() and join(weights, low)[~number].isnan().all()
-    # To nearest, as PyTorch rounds, except that ties go away from zero.
+    # Rounding is to nearest, as in PyTorch, but ties go away from zero.
     tied = (bits & 0xFFFF) == 0x8000
     assert torch.equal(bits_of(weights)[number & ~tied], bits_of(masters.bfloat16())[number & ~tied])
     assert (weights[number & tied].abs() > masters[number & tied].abs()).all()

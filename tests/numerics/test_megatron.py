@@ -86,7 +86,7 @@ ALONE = {
     "dense and expert layers": Case(replace(MOE, moe_layer_freq=2)),
     "a shared expert": Case(replace(MOE, moe_shared_expert_ffn_hidden_size=12)),
     "experts padded to capacity": Case(
-        # With this seed no two rows of a micro-batch are the same: of those each engine keeps another.
+        # The engines drop different rows of equal ones. With this seed all rows of a micro-batch differ.
         replace(MOE, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True),
         {"seed": 4},
     ),
@@ -284,7 +284,7 @@ def test_bfloat16_is_near(distributed_optimizer: bool) -> None:
     layout = {"distributed_optimizer": distributed_optimizer}
     found = train_megatron(Case(DENSE, {"precision": "bf16", "steps": 6}, layout).spec)
     expected = train_native(Case(DENSE, {"precision": "bf16", "steps": 6}).spec)
-    # A weight of bfloat16 is off by 4e-3 of itself at most.
+    # The rounding of a bfloat16 weight is at most 4e-3 of the weight.
     torch.testing.assert_close(found["loss"], expected["loss"], rtol=1e-2, atol=0)
     torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=5e-2, atol=0)
 
@@ -292,7 +292,7 @@ def test_bfloat16_is_near(distributed_optimizer: bool) -> None:
 @pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
 def test_what_was_seen_to_train_is_what_plans_let_through(name: str) -> None:
     spec = replace((ALONE | TOGETHER)[name].spec, engine="megatron", placement=Placement(device="cuda"))
-    if spec.parallelism.cp > 1:  # Transformer Engine's attention goes round in 16 bits alone
+    if spec.parallelism.cp > 1:  # Transformer Engine's attention supports context parallelism only in 16 bits.
         spec = replace(spec, training=replace(spec.training, precision="bf16"))
     assert unsupported(spec) == ()
 
@@ -311,7 +311,7 @@ def test_megatron_core_accepts_every_preset(name: str) -> None:
 
         config = make_config(spec, "local", CPU)
         assert config.num_layers == model.num_layers
-        # Without Transformer Engine its fusions are refused; their names at least are fields.
+        # Megatron-Core refuses these fusions without Transformer Engine. So check only that their names are fields.
         assert set(transformer_settings(spec)) <= {field.name for field in fields(Configuration)}
         arguments = {name for name in model_settings(spec) if not name.startswith("yarn_")}
         assert arguments <= set(signature(GPTModel.__init__).parameters)

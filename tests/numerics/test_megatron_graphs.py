@@ -36,7 +36,7 @@ def graph(impl: Any, *scope: str) -> CudaGraph:
 
 
 LAYERS: dict[str, tuple[Model, CudaGraph, int]] = {
-    # the model, the graphs, and how many layers have any
+    # The model, the graphs, and the number of layers that have graphs.
     "attention": (DENSE, graph("transformer_engine", "attn"), 2),
     "whole layers": (DENSE, graph("transformer_engine"), 2),
     "dense layers among others": (MIXED, graph("transformer_engine", "mlp"), 1),
@@ -47,7 +47,7 @@ LAYERS: dict[str, tuple[Model, CudaGraph, int]] = {
     "local, by a part": (PADDED, graph("local", "attn"), 2),
 }
 STAGES: dict[str, tuple[Model, CudaGraph, Parallelism, tuple[int, ...]]] = {
-    # the model, the graphs, the layout, and how many layers of each rank have any
+    # The model, the graphs, the layout, and for each rank the number of layers that have graphs.
     "stages": (EVEN, graph("transformer_engine", *ROUTED), Parallelism(pp=2), (1, 1)),
     "a stage without any": (MIXED, graph("transformer_engine", "mlp"), Parallelism(pp=2), (0, 1)),
     "virtual stages": (
@@ -231,7 +231,7 @@ def test_megatron_core_recomputes_attention_by_a_function_that_layers_are_not_ca
 
 
 SETTINGS = {
-    # as this program spells it, and as the release has it in the end
+    # The spelling of this program, and the final settings in the release.
     graph("none"): ("none", []),
     graph("transformer_engine"): ("transformer_engine", []),
     graph("transformer_engine", "attn", "moe_router"): ("transformer_engine", ["attn", "moe_router"]),
@@ -281,7 +281,7 @@ def test_megatron_core_takes_the_settings_as_they_are_meant(settings: CudaGraph)
 @pytest.fixture(autouse=True, scope="module")
 def imported() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Megatron-Core warns of what it does without Transformer Engine
+        warnings.simplefilter("ignore")  # Megatron-Core warns about missing features without Transformer Engine.
         importlib.import_module("launch.engines.megatron.engine")
 
 

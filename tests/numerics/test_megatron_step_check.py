@@ -32,7 +32,7 @@ WHOLE, LAYERS, LOCAL = graph("full_iteration"), graph("transformer_engine"), gra
 def run_with_checks(spec: RunSpec, lacking: str = "") -> dict[str, Any]:
     """Return what a rank's run computes, with or without checks, and what these found. The first is ``lacking`` memory there."""
     if lacking:
-        with graphs_on_cpu(spec.cuda_graph.impl):  # imports Megatron-Core without its warnings
+        with graphs_on_cpu(spec.cuda_graph.impl):  # This imports Megatron-Core without its warnings.
             from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
             from megatron.core.transformer.transformer_layer import TransformerLayer
 

@@ -186,7 +186,8 @@ def test_weights_depend_on_seed_and_name_alone() -> None:
     torch.testing.assert_close(
         decoder.layers["1"].attention.qkv.weight, deeper.layers["1"].attention.qkv.weight, rtol=0, atol=0
     )
-    # Expert 2 is expert 2 however many there are, so that expert parallelism can draw its own alone.
+    # An expert's weights do not depend on the number of experts. So each expert-parallel rank can draw only its own
+    # experts.
     torch.testing.assert_close(decoder.layers["1"].mlp.gate_up[2], deeper.layers["1"].mlp.gate_up[2], rtol=0, atol=0)
     reseeded = make_decoder(MOE, 2, torch.float32, CPU)
     assert not torch.equal(decoder.embedding.weight, reseeded.embedding.weight)

@@ -44,7 +44,7 @@ def test_clipped_adamw_equals_the_formula() -> None:
     values = {"vector": torch.ones(3, dtype=torch.float64), "matrix": torch.ones(2, 5, dtype=torch.float64)}
     moments = {name: (torch.zeros_like(value), torch.zeros_like(value)) for name, value in values.items()}
     for step in range(5):
-        scale = 10.0**-step  # the first steps are clipped, the last are not
+        scale = 10.0**-step  # The first steps are clipped, the last ones are not.
         drawn = {name: scale * torch.randn(v.shape, dtype=v.dtype, generator=generator) for name, v in values.items()}
         accumulate(main, in_order(main, pair, drawn["vector"], drawn["matrix"]), 1.0)
         norm = take_step(optimizer, step)
@@ -85,8 +85,8 @@ def test_updates_below_the_resolution_of_bfloat16_add_up() -> None:
         accumulate(main, [torch.ones_like(parameter) for parameter in main.parameters], 1.0)
         take_step(optimizer, step)
         seen.append(pair.matrix[0, 0].item())
-    assert seen[0] == 1.0  # one update is lost in the rounding of what the model computes with
-    assert seen[-1] == pytest.approx(0.99, abs=2**-9)  # a hundred are not
+    assert seen[0] == 1.0  # Rounding hides one update from the weights that the model computes with.
+    assert seen[-1] == pytest.approx(0.99, abs=2**-9)  # It does not hide a hundred updates.
     assert pair.matrix.dtype == torch.bfloat16
 
 
@@ -96,7 +96,7 @@ def test_gradients_of_micro_batches_add_up_in_float32() -> None:
     for _ in range(256):
         accumulate(main, [torch.full_like(parameter, 2.0**-9) for parameter in main.parameters], 1.0)
     assert main.gradients.dtype == torch.float32
-    assert main.gradients.max().item() == 1.5  # in bfloat16 it would have stayed at 1
+    assert main.gradients.max().item() == 1.5  # In bfloat16 the sum would have stayed at 1.
 
 
 def test_bfloat16_gradients_update_as_their_float32_values_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,8 @@ from launch.engines.torch_native.init.load_checkpoint import load_weights, unpac
 from launch.engines.torch_native.layers.build_context import BuildContext
 from tests.numerics.tiny import CPU, logits, make_decoder
 
-# transformers takes two seconds to import, and every process of pytest-xdist collects this file: functions import it.
+# Importing transformers takes two seconds, and every process of pytest-xdist collects this file. So functions import
+# it.
 if TYPE_CHECKING:
     from transformers import GptOssForCausalLM, LlamaForCausalLM, PreTrainedModel, Qwen3MoeForCausalLM
 
@@ -70,7 +71,7 @@ GPT_OSS = replace(
     rotary_base=150.0,
     rope_scaling="yarn",
     rope_scaling_factor=4.0,
-    rope_original_max_position=144,  # the ramp is from channel 0.5 to 2.5 of 4, where truncating shows
+    rope_original_max_position=144,  # The ramp runs from channel 0.5 to 2.5 of 4. Truncating them would show.
     rope_beta_fast=12.0,
     rope_beta_slow=1.0,
     rope_truncate=False,
@@ -123,7 +124,7 @@ def _from_config(kind: Any, config: Any, dtype: torch.dtype) -> Any:
     generator = torch.Generator().manual_seed(11)
     for name, parameter in theirs.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        # Sinks and biases large enough to matter, products of experts large enough for GPT-OSS to clamp some.
+        # Make sinks and biases large enough to matter, and products of experts large enough for GPT-OSS to clamp some.
         deviation = 0.8 if parameter.dim() == 3 else 0.3
         parameter.data = (float("norm" in name) + deviation * noise).to(parameter.dtype)
     return theirs

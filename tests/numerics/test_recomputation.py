@@ -47,7 +47,7 @@ def kept_bytes(model: Model, training: Training) -> int:
     with Allocations() as allocations:
         objective = decoder(tokens).objective
     kept = allocations.kept()
-    objective.backward()  # until here the graph is alive
+    objective.backward()  # The graph stays alive until here.
     return kept
 
 

@@ -354,7 +354,7 @@ def test_host_memory_that_is_missing_is_measured(
     with mock.patch.object(check_memory, "_memory_groups", lambda: [tmp_path, tmp_path / "open", tmp_path / "none"]):
         assert check_memory.missing_host_bytes(400_000, 1) == 0 < check_memory.missing_host_bytes(400_001, 1)
         assert check_memory.missing_host_bytes(300_000, 2) == 100_000
-        (tmp_path / "memory.current").write_text("900000\n")  # a lean optimizer's state has room in 400,000 bytes
+        (tmp_path / "memory.current").write_text("900000\n")  # A lean optimizer's state fits into 400,000 bytes.
         found = check(captured, lambda engine: nullcontext())
     needed = check_memory.pinned_bytes(captured[0].checkable_step().state())
     assert (found.missing_on, found.tensors, found.missing) == ("host", 0, needed - 200_000)

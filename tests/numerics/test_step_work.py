@@ -61,9 +61,9 @@ def test_operations_are_those_of_the_engine(model: Model, recompute: Any, module
     spec = RunSpec(model=model, training=training)
     (work,) = work_of_stages(spec)
     products, attention = counted(spec)
-    # Routers are not counted: three products, and one more if it is recomputed.
+    # Routers are not counted. There are three products, and one more with recomputation.
     passes = 4 if model.is_moe and recompute != "none" else 3
     routers = passes * 2 * TOKENS * model.hidden_size * model.num_moe_experts * model.num_layers
     assert products - routers == sum(work[kind].operations for kind in ("dense", "grouped", "logits"))
-    # A causal mask leaves half of the keys.
+    # A causal mask keeps half of the keys.
     assert attention == 2 * work["attention"].operations

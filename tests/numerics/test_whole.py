@@ -21,7 +21,7 @@ from launch.failures.classes import classify
 from launch.train.inspection.capture_blockers import inspect
 from tests.numerics.tiny import CPU, DENSE, MOE, batches, make_spec
 
-# Dynamo itself does so to trace a torch.autograd.Function, and asks tensors for gradients (PyTorch 2.13).
+# Dynamo asks tensors for gradients when it traces a torch.autograd.Function (PyTorch 2.13).
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),

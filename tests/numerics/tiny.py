@@ -51,7 +51,7 @@ GPT_OSS = dataclasses.replace(
     window_attn_skip_freq=2,
     attention_sinks=True,
     moe_router_order="topk_then_softmax",
-    init_std=2.0,  # so that the activation's clamps are met
+    init_std=2.0,  # Make values large enough to reach the activation's clamps.
 )
 DENSE = dataclasses.replace(MOE, num_moe_experts=0, moe_router_topk=0, moe_ffn_hidden_size=0)
 
@@ -121,6 +121,6 @@ def train_rank(spec: RunSpec) -> dict[str, Any]:
 
 def logits(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
     """int64 of shape (batch, sequence) -> (batch, sequence, vocabulary)."""
-    # ``decode`` leaves the last token out of its inputs, so that it is put there twice.
+    # ``decode`` omits the last token of its inputs, so append that token once more.
     logits: torch.Tensor = decoder.head(decoder.decode(torch.cat((tokens, tokens[:, -1:]), dim=1))[0])
     return logits

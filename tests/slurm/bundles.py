@@ -151,7 +151,7 @@ class Bundle:
 
     def wait_until_over(self, seconds: float = 150) -> None:
         """Wait until the job has ended. Then no process of the bundle may be left."""
-        # Twice: between one state and the next of a job that is requeued squeue may list it in neither.
+        # Look twice, because squeue may briefly not list a requeued job while it changes its state.
         wait_until(lambda: not self.state() and not self._soon(), seconds, "the job to end", self.output)
         wait_until(lambda: not self.processes(), 60, "every process to end", self.processes)
 

@@ -35,8 +35,8 @@ from tests.slurm.configuration import (
 from tests.slurm.supervisor import LOCK
 
 ROOT = Path(__file__).resolve().parents[2]
-UP_WITHIN = 90  # seconds, for each thing that is waited for: ten times what it takes on two busy cores
-LOG_TAIL = 15  # lines of each daemon's log in an error
+UP_WITHIN = 90  # Seconds to wait for each thing: ten times what it takes on two busy cores.
+LOG_TAIL = 15  # Lines of each daemon's log in an error.
 
 
 class Cluster:

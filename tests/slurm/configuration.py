@@ -23,17 +23,18 @@ NODES = ("node1", "node2", "node3", "node4")
 GPUS_A_NODE = 8
 CPUS_A_NODE = 16
 MEMORY_A_NODE = 64000  # MB
-MEMORY_A_CPU = 4000  # MB, of a job that asks for none: without it a job takes the whole node's
+MEMORY_A_CPU = 4000  # MB for a job that requests none. Without this default, a job takes all memory of the node.
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurmdbd", "munge", "mariadb-server")
 PROGRAMS = (
     "munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd",
     "sacctmgr", "sacct", "sinfo", "squeue", "sbatch", "srun", "scancel", "scontrol",
 )  # fmt: skip
-PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])  # daemons: not on a user's own
+# A user's own PATH may lack the folders of daemons.
+PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
-STEP_SOCKET = f"spool.{NODES[0]}/{NODES[0]}_99999.4294967291"  # the longest name that a daemon listens under
-LONGEST_SOCKET = 107  # bytes of a path in sockaddr_un, less its closing zero
+STEP_SOCKET = f"spool.{NODES[0]}/{NODES[0]}_99999.4294967291"  # The longest name of a socket on which a daemon listens.
+LONGEST_SOCKET = 107  # Bytes of a path in sockaddr_un, without the final zero.
 
 
 class ClusterError(Exception):
@@ -98,8 +99,8 @@ def write(folder: Path, ports: Ports) -> None:
     (folder / "gres.conf").write_text(
         f"NodeName={','.join(NODES)} Name=gpu File={folder}/gpus/gpu[0-{GPUS_A_NODE - 1}]\n"
     )
-    # slurmd starts a cgroup plugin though nothing here uses one: version 2 wants controllers delegated to it, version
-    # 1 is content with an empty mount point.
+    # slurmd starts a cgroup plugin although nothing here uses one. Version 2 needs delegated controllers. Version 1
+    # accepts an empty mount point.
     (folder / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={folder}/cgroup\n")
 
 

@@ -19,7 +19,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Bring up a cluster with all nodes idle. A test that changes a node or a daemon must restore it."""
     cluster = Cluster(tmp_path_factory.mktemp("slurm"))
     with (Path(tempfile.gettempdir()) / f"slurm-ports-{os.getuid()}").open("w") as ports:
-        fcntl.flock(ports, fcntl.LOCK_EX)  # one at a time looks for free ports, until it listens on them
+        # Only one process at a time looks for free ports, until its daemons listen on them.
+        fcntl.flock(ports, fcntl.LOCK_EX)
         cluster.up(with_this_process=True)
     yield cluster
     cluster.down()

@@ -73,7 +73,7 @@ class Site(Host):
         """Return sacct's ``field`` of every job of this site's sweeps, once all are over. Times are in epoch
         seconds.
         """
-        self.wait_until_over()  # a job ends after its last run
+        self.wait_until_over()  # A job ends after its last run.
         wait_until(self._accounted_for, 60, "slurmdbd to know", lambda: self._rows("State"))
         rows = self._rows(field).items()
         return {job: value for job, (value, command) in rows if "sbatch" in command and str(self.store) in command}
@@ -84,7 +84,7 @@ class Site(Host):
         Slurm sends the start of a job every five seconds only, so it may arrive last.
         """
         listed = self.cluster.run("squeue", "--noheader", "--array", "--states=all", "--format=%i %N").splitlines()
-        ran = [job for job, *nodes in map(str.split, listed) if nodes]  # sbatch may have refused the others
+        ran = [job for job, *nodes in map(str.split, listed) if nodes]  # sbatch may have rejected the other jobs.
         rows = self._rows("State")
         return all(job in rows and rows[job][0] != "RUNNING" and rows[job][1] for job in ran)
 
@@ -112,5 +112,5 @@ class Site(Host):
         """End all jobs and processes, and wait until every node is idle."""
         self.cluster.run("scancel", "--user", str(os.getuid()))
         super().clear()
-        self.cluster.run("scancel", "--user", str(os.getuid()))  # what a command submitted meanwhile
+        self.cluster.run("scancel", "--user", str(os.getuid()))  # Cancel what a command has submitted in the meantime.
         self.cluster.wait_until_idle()

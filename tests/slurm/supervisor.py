@@ -23,7 +23,7 @@ from tests.slurm.configuration import PATH
 
 LOCK = "supervisor.lock"
 LOOK_EVERY = 0.05  # seconds
-SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
+SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # Numbers of prctl(2).
 
 
 class Supervisor:

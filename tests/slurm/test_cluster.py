@@ -23,7 +23,7 @@ STUBBORN = "trap '' TERM; setsid sleep 1000 & setsid sleep 1000"
 
 
 def test_srun_reaches_two_nodes(cluster: Cluster) -> None:
-    # The host's name is the same on all four: a node is told by SLURMD_NODENAME.
+    # All four nodes have the host's name. SLURMD_NODENAME tells them apart.
     names = cluster.run("srun", "--nodes=2", "--ntasks-per-node=1", "printenv", "SLURMD_NODENAME").split()
     assert len(set(names)) == 2
 
@@ -83,7 +83,7 @@ def test_a_queued_job_outlives_the_controller(cluster: Cluster) -> None:
 def test_down_ends_every_process_of_one_cluster_and_none_of_another(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("other")  # a test's own has too long a name for sockets
+    folder = tmp_path_factory.mktemp("other")  # The path of a test's own folder is too long for sockets.
     command_line("up", folder)
     other = Cluster(folder)
     submit(other, STUBBORN)

@@ -28,7 +28,8 @@ def bound(pids: Collection[int], most_bytes: int | None) -> None:
 
 
 def test_a_run_that_fills_its_disk_is_made_again_once_there_is_room(site: Site) -> None:
-    # KiB, of which a step takes an eighth. Python 3.11 would cut compiled modules off there, and all later runs would fail.
+    # The limit is in KiB, and a step takes an eighth of it. Without the variable, Python 3.11 would write truncated
+    # compiled modules, and all later runs would fail.
     site.profile(setup=["ulimit -S -f 20", "export PYTHONDONTWRITEBYTECODE=1"])
     content = recipe("full", sweep={"points": [{"training.steps": 400}, {"training.steps": 40}]})
     assert site.run("sweep", site.write(content), "--no-wait").returncode == 0

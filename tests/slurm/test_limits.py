@@ -119,7 +119,8 @@ def test_a_profile_decides_where_and_how_much(site: Site) -> None:
     assert (
         done.stderr == "error: profile typo: partition: the cluster has no partition 'gpuu'\n    did you mean 'gpu'?\n"
     )
-    assert lacking(site, "--cluster", "small", "cluster=typo", **GPUS)  # the command line goes before the recipe
+    # The command line takes precedence over the recipe.
+    assert lacking(site, "--cluster", "small", "cluster=typo", **GPUS)
 
 
 # --- what is shown --------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def test_the_shipped_recipe_trains_the_same_over_nodes(site: Site) -> None:
     assert [cell.state for cell in cells] == ["run", "run"]
     two, four = (list(read_metrics(sweep.run(cell.run_ids[0]).attempt(1))) for cell in cells)
     assert len(two) == 8 and two[0].loss - two[-1].loss > 0.05
-    # float32 resolves 5e-7 of such a loss; whoever adds up in another order is a few of them off.
+    # float32 resolves 5e-7 of such a loss. Sums in another order differ by a few such units.
     assert [step.loss for step in two] == pytest.approx([step.loss for step in four], abs=1e-5)
     allocations = [line for path in sweep.root.glob("bundles/*/allocations.jsonl") for line in read_json_lines(path)]
     assert sorted(len(line["nodes"]) for line in allocations) == [2, 4]

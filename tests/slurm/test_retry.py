@@ -29,7 +29,7 @@ def test_a_run_whose_node_failed_is_made_again_on_another_by_the_next_command(si
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"excluded nodes: {node}; " in done.stdout and "2 runs to start" in done.stdout
     attempts = site.attempts("node")
-    # A supervisor may outlive its ranks by long enough to begin the next run on the node that fails.
+    # A supervisor may outlive its ranks, and then begins the next run on the failing node.
     assert attempts in ({failed: [1, 2], later: [1]}, {failed: [1, 2], later: [1, 2]}), done.stdout
     first = [
         read_outcome(site.sweep("node").run(run_id).attempt(1)) for run_id in attempts if len(attempts[run_id]) > 1

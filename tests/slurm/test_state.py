@@ -90,7 +90,7 @@ def test_while_the_controller_is_away_runs_go_on_and_states_stay(site: Site) -> 
     content = recipe("headless", sweep={"points": [{"training.steps": 1500}, {"training.steps": 40}]})
     watching, (running, waits) = site.begin(content)
     rank = rank_pid(site.wait_for_step("headless", running))
-    os.kill(rank, signal.SIGSTOP)  # it is not to end before all is said
+    os.kill(rank, signal.SIGSTOP)  # Keep the run from ending before the command has printed everything.
     site.cluster.stop("slurmctld")
     try:
         asking = site.start("status", "headless")

@@ -33,7 +33,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> Itera
     bundle.submit("--nodelist=node4", "--time=1")
     bundle.wait_for_step(0)
     os.kill(bundle.rank_pid(0, 0), signal.SIGSTOP)
-    # A time that has passed by when the controller looks at it is refused.
+    # The controller rejects a time that has passed when it reads the request.
     cluster.run("scontrol", "update", f"JobId={bundle.job}", "EndTime=now+10")
     yield bundle
     cluster.run("scancel", bundle.job)
@@ -168,7 +168,8 @@ def test_a_job_that_is_put_back_into_the_queue_goes_on_with_what_had_not_begun(
     bundle.wait_for_step(0)
     cluster.run("scontrol", "requeue", bundle.job)
     wait_until(lambda: bundle.state() == "PENDING", 60, "the job to be back in the queue", bundle.state)
-    cluster.run("scontrol", "update", f"JobId={bundle.job}", "StartTime=now")  # Slurm would wait for two minutes
+    # Otherwise Slurm would wait for two minutes.
+    cluster.run("scontrol", "update", f"JobId={bundle.job}", "StartTime=now")
     bundle.wait_until_over()
     requeued = bundle.outcome(0)
     assert (requeued.outcome, requeued.failure_class) == ("PREEMPTED", "REQUEUED"), bundle.output()

@@ -51,7 +51,7 @@ def test_a_recipe_becomes_a_report_by_one_array(site: Site) -> None:
     assert ended == {f"{array}_{place}": "COMPLETED" for place in range(3)}
     (submission,) = site.sweep("three").submissions.iterdir()
     assert json.loads(submission.read_text())["job_id"] == array
-    # No cell is graphed, so nothing was validated: the command was told that this is no failure.
+    # No cell is graphed, so nothing was validated. The command's option says that this is no failure.
     assert json.loads((site.sweep("three").report / "report.json").read_text())["exit_code"] == 4
     site.wait_for_nobody()
 
@@ -243,7 +243,7 @@ def test_cancel_ends_what_runs_what_waits_and_what_is_held(site: Site) -> None:
     site.cluster.run("scontrol", "hold", held)
     assert site.states("long") == {first: "RUNNING", second: "QUEUED", third: "QUEUED"}
 
-    # What a user sets for scancel, as typed by hand: ask, and leave all but these alone.
+    # These are settings of a user for scancel by hand: ask first, and cancel no jobs but these.
     site.environment |= {"SCANCEL_INTERACTIVE": "true", "SCANCEL_NAME": "another", "SCANCEL_PARTITION": "nowhere"}
     cancelled = json.loads(site.run("cancel", "long", "--json").stdout)
     assert cancelled["cancelled"] == sorted([first, second, third])

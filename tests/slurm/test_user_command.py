@@ -61,7 +61,8 @@ def test_two_nodes_of_two_ranks_train_one_model_however_they_start(site: Site) -
     by_torchrun = next(
         cell.run_ids[0] for cell in read_plan(sweep).cells if cell.spec["command"]["launcher"] == "torchrun"
     )
-    # The second node's torchrun prints a traceback of its exit barrier if the first node's has ended before it.
+    # The second node's torchrun prints a traceback of its exit barrier if the first node's torchrun has ended before
+    # it.
     log, _ = site.start("logs", by_torchrun, "--rank", "3").communicate(timeout=600)
     assert log.startswith(f"# {by_torchrun}, attempt 1, rank2.log, of the torchrun that started ranks 2 to 3\n")
     assert f"'step': {STEPS}," in log, "what rank 3 printed"

@@ -39,7 +39,7 @@ def steps_on_disk() -> int:
 def slow_down() -> None:
     signal.signal(signal.SIGALRM, pause)
     signal.setitimer(signal.ITIMER_REAL, COMPUTE_SECONDS)
-    # A process that ends has no handlers.
+    # The interpreter removes signal handlers when it ends, and the alarm would then kill the process.
     atexit.register(signal.signal, signal.SIGALRM, signal.SIG_IGN)
 
 

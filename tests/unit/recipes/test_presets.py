@@ -42,7 +42,7 @@ def test_a_preset_has_its_published_number_of_parameters(name: str) -> None:
 def test_a_preset_has_its_published_number_of_active_parameters(name: str) -> None:
     model = preset(name)
     billions, embeddings = ACTIVE[name]
-    # 3.3 stands for 3.25 to 3.35, and is cut rather than rounded: 3.353.
+    # A published 3.3 stands for 3.25 to 3.35. It may also be truncated, from 3.353.
     assert parameters(model, model.moe_router_topk, embeddings) == pytest.approx(billions * 1e9, rel=0.02)
 
 

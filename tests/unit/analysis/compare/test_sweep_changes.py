@@ -318,7 +318,7 @@ def test_speed_is_worse_where_the_intervals_lie_apart(
         ((1.5, 1.5, 1.5), (1.5, 0.01, 200.0), "inconclusive"),
         ((1.5, 1.21, 1.86), (1.5, 1.5, 1.5), None),
         ((1.5, 1.19, 1.89), (1.5, 1.5, 1.5), "not comparable"),
-        ((1.5, 1.3, 1.73), (1.5, 1.3, 1.73), "not comparable"),  # each could, and both together cannot
+        ((1.5, 1.3, 1.73), (1.5, 1.3, 1.73), "not comparable"),  # Each would be possible alone, but not both together.
         ((1.5, 1.36, 1.65), (1.5, 1.36, 1.65), None),
         ((1.5, 1.36, 1.65), (1.5, 1.19, 1.89), "inconclusive"),
     ],

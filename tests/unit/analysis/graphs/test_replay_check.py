@@ -184,14 +184,14 @@ def test_stages_without_a_layer_of_the_scope_capture_nothing(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("spec", "bare"),
     [
-        (pipeline_spec(("moe",)), {2, 3, 6}),  # ranks of one stage hold the same layers
+        (pipeline_spec(("moe",)), {2, 3, 6}),  # Ranks of one stage hold the same layers.
         (pipeline_spec(("moe",)), {3}),
-        (pipeline_spec(("moe",)), set(range(8))),  # somebody must have captured
+        (pipeline_spec(("moe",)), set(range(8))),  # At least one rank must have captured.
         (pipeline_spec(("attn",)), {2, 3}),
         (pipeline_spec(("attn", "moe")), {2, 3}),
-        (pipeline_spec(("mlp", "moe")), {2, 3}),  # every layer has one of the two
+        (pipeline_spec(("mlp", "moe")), {2, 3}),  # Every layer has one of the two parts.
         (pipeline_spec(()), {2, 3}),
-        (pipeline_spec(("moe",), layers=8), {2, 3}),  # two layers a stage: each has an expert layer
+        (pipeline_spec(("moe",), layers=8), {2, 3}),  # A stage has two layers, one of which is an expert layer.
         (pipeline_spec(("mlp",), layers=8), {2, 3}),
         (pipeline_spec(("moe",), frequency=1), {2, 3}),
         (pipeline_spec(("mlp",), experts=0), {2, 3}),

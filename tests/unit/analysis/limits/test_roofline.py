@@ -67,7 +67,7 @@ def test_the_best_rates_count_and_the_longest_stage(tmp_path: Path) -> None:
         return replace(spec, parallelism=replace(spec.parallelism, pp=2))
 
     last = roofline(tmp_path / "staged", change=in_two_stages)
-    # The last stage has the logits.
+    # The last stage computes the logits.
     assert last and last.stage == 1 and staged.stage == 0
     assert last.limit_ms and staged.limit_ms and last.limit_ms < staged.limit_ms
 

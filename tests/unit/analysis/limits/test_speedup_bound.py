@@ -454,12 +454,15 @@ def test_a_step_shorter_than_its_kernels_has_no_speed_and_is_at_no_limit(tmp_pat
 @pytest.mark.parametrize(
     ("graphed_ms", "eager", "graphed", "doubtful"),
     [
-        (15.0, {}, {}, False),  # within 5% of what it computes by its own probe
-        (15.0, {"busy_ms": 66.0, "computing_ms": 9.0}, {"busy_ms": 66.0, "computing_ms": 9.0}, False),  # kernels wait
-        (9.0, {}, {"kernels": 500.0, "computing_ms": 8.0}, False),  # other kernels, which are faster
+        (15.0, {}, {}, False),  # The step is within 5% of the computing time of its own probe.
+        # Kernels are busy because they wait.
+        (15.0, {"busy_ms": 66.0, "computing_ms": 9.0}, {"busy_ms": 66.0, "computing_ms": 9.0}, False),
+        # The graphed run has other kernels, which are faster.
+        (9.0, {}, {"kernels": 500.0, "computing_ms": 8.0}, False),
         (9.0, {}, {"kernels": 500.0}, True),
-        (9.0, {}, {"computing_ms": 8.0}, True),  # the same kernels as the twin's, and its probe disagrees
-        (13.7, {}, {"computing_ms": 13.7}, False),  # they may be quicker in a graph
+        # The kernels are those of the baseline, but the graphed run's own probe disagrees.
+        (9.0, {}, {"computing_ms": 8.0}, True),
+        (13.7, {}, {"computing_ms": 13.7}, False),  # Kernels may be faster in a graph.
         (9.0, {"kernels": 500.0}, {}, True),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_dense_layer_on_one_gpu_moves_what_is_written_out_here(precision: str)
     norms, rotation, activation, embedding, loss = 3 * 8 * 64, 4 * (128 + 64), 8 * 96, 4 * 64, 3 * 512
     assert work["elementwise"].bytes == tokens * (norms + rotation + activation + embedding + loss) * element
     elements = weights + 2 * head + 3 * 64
-    # The gradient's norm reads gradients once more.
+    # The gradient's norm reads the gradients once more.
     moments_and_masters = 2 * (12 if precision == "bf16" else 8) + (2 if precision == "bf16" else 2 * 4)
     assert work["optimizer"].bytes == elements * (moments_and_masters + 2 * gradient)
 

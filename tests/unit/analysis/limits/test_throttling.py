@@ -44,7 +44,7 @@ def change_clocks(graphed: bool | None = None, rank: int = 0, **fields: Any) -> 
 def forget_clocks(run: AttemptRecord) -> None:
     for events in run.events.values():
         for event in events:
-            event.pop("clocks", None)  # as records were before there were any
+            event.pop("clocks", None)  # Earlier records had no clocks.
 
 
 def both(first: Edit, second: Edit) -> Edit:

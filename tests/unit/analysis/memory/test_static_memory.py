@@ -12,7 +12,7 @@ from tests.presets import parameters, preset
 
 BF16 = Training(precision="bf16")
 SEEN = {
-    # the allocator's bytes behind the build of runs whose optimizer has its state by then (docs/results)
+    # Bytes that the allocator held after the build, in runs whose optimizer already has its state (docs/results).
     "qwen3_8l": (preset("qwen3_8l"), 91_126_114_816),
     "launch_bound": (
         Model(

@@ -54,7 +54,7 @@ def test_a_gradient_that_is_not_computed_is_named() -> None:
         del graphed.sketches[step][0, "layer.bias"]
     found = check_first_replay(one, graphed, [two], CAPTURED)
     assert found and found.verdict == "DIVERGED" and "layer.bias on rank 0 by " in found.reason
-    # A captured optimizer shows no gradients at all.
+    # A captured optimizer hides all gradients.
     graphed.sketches |= {step: {} for step in STEPS[CAPTURED + 1 :]}
     assert check_first_replay(one, graphed, [two], CAPTURED) is None
 
@@ -63,9 +63,10 @@ def test_a_gradient_that_is_not_computed_is_named() -> None:
     ("eager", "graphed"),
     [
         (0.0, {"noise": 0.0}),
-        (0.0, {"noise": 4e-3}),  # other kernels, in bf16
+        (0.0, {"noise": 4e-3}),  # These are other kernels, in bf16.
         (5e-2, {"noise": 5e-2}),
-        (0.0, {"noise": 0.0, "wrong": "layer.weight", "by": 0.5, "since": 0}),  # another model, from the first step on
+        # This is another model, from the first step on.
+        (0.0, {"noise": 0.0, "wrong": "layer.weight", "by": 0.5, "since": 0}),
         (0.0, {"noise": 0.0, "wrong": "key.bias", "by": 1.0}),
     ],
 )

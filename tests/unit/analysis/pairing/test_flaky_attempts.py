@@ -208,7 +208,8 @@ def test_where_eager_came_to_other_bits_once_nothing_is_equal_to_them(
 
 
 def between_margins(run: AttemptRecord) -> None:
-    run.metrics[89]["loss"] += 1.5e-3  # beyond the margin of eager, and within two of the other attempt
+    # This is beyond the margin of the eager runs, and within two margins of the other attempt.
+    run.metrics[89]["loss"] += 1.5e-3
 
 
 def test_a_graphed_attempt_beyond_the_margin_of_eager_comes_and_goes(tmp_path: Path) -> None:

@@ -53,11 +53,11 @@ def timed(root: Path, graphed_ms: Callable[[AttemptRecord], float], repeats: int
         ([1.34], "INCONCLUSIVE"),
         ([1.34, 1.31], "FASTER"),
         ([0.9, 0.91], "SLOWER"),
-        ([1.02, 1.08], "INCONCLUSIVE"),  # both above 1, but two pairs so far apart tell little
+        ([1.02, 1.08], "INCONCLUSIVE"),  # Both are above 1, but so far apart that two pairs tell little.
         ([1.02, 1.03, 1.04, 1.05], "FASTER"),
         ([1.0004, 0.9998], "NEUTRAL"),
         ([1.004, 0.996], "INCONCLUSIVE"),
-        ([1 + 2e-16, 1 + 2e-16], "NEUTRAL"),  # clears 1, by nothing that anybody could use
+        ([1 + 2e-16, 1 + 2e-16], "NEUTRAL"),  # The interval excludes 1, but only by an irrelevant amount.
         ([1.005, 1.005], "NEUTRAL"),
         ([1.004, 0.996, 1.004, 0.996, 1.004, 0.996], "NEUTRAL"),
     ],
@@ -72,7 +72,7 @@ def test_so_many_repeats_of_the_same_spread_decide_and_one_fewer_do_not(ratio: f
     def decides(pairs: int) -> bool:
         logs = np.resize([spread, -spread], pairs) * math.sqrt(
             (pairs - 1) / pairs
-        )  # of this deviation at any even number
+        )  # Any even number of pairs has this standard deviation.
         return speed_verdict(interval_of(np.exp(logs + math.log(ratio))), MINIMUM_STEPS)[0] != "INCONCLUSIVE"
 
     first = np.exp(np.array([spread, -spread]) * math.sqrt(1 / 2) + math.log(ratio))
@@ -86,7 +86,7 @@ def test_so_many_repeats_of_the_same_spread_decide_and_one_fewer_do_not(ratio: f
 def test_the_interval_is_students_on_logarithms() -> None:
     ratios = [1.2, 1.3, 1.25]
     logs = np.log(ratios)
-    half = 4.302652729749464 * logs.std(ddof=1) / math.sqrt(3)  # the 97.5th percentile with two degrees of freedom
+    half = 4.302652729749464 * logs.std(ddof=1) / math.sqrt(3)  # The 97.5th percentile with two degrees of freedom.
     assert interval_of(ratios) == pytest.approx((math.exp(logs.mean() - half), math.exp(logs.mean() + half)))
     assert interval_of([1.2]) is None
 
@@ -457,8 +457,8 @@ def pairs_of(ratios: list[float], slower: float = 0.0, moved: float = 1.0) -> li
 WIDE = Family(cells=20, degrees=60, workload=0.01, widest=0.01)
 
 
-@example(ratios=[1.0070, 1.0079, 1.0073, 1.0078], slower=0.0, moved=1.0, family=WIDE)  # NEUTRAL by itself
-@example(ratios=[1.0086, 1.0089, 1.0096, 1.0105], slower=-0.001, moved=1.0, family=WIDE)  # drifting
+@example(ratios=[1.0070, 1.0079, 1.0073, 1.0078], slower=0.0, moved=1.0, family=WIDE)  # By itself this is NEUTRAL.
+@example(ratios=[1.0086, 1.0089, 1.0096, 1.0105], slower=-0.001, moved=1.0, family=WIDE)  # These ratios drift.
 @given(
     ratios=st.lists(st.floats(0.98, 1.02), min_size=2, max_size=5),
     slower=st.floats(-0.01, 0.01),
@@ -539,7 +539,7 @@ def test_the_capture_pays_off_after_its_cost_over_the_gain(tmp_path: Path) -> No
 def test_what_the_engine_says_of_the_capture_counts_where_it_is_more(tmp_path: Path) -> None:
     speed = timed(tmp_path, lambda run: 16.0)
     assert speed is not None
-    assert speed.break_even_step == 2500 / 4  # the records say 2.5 seconds
+    assert speed.break_even_step == 2500 / 4  # The records state a capture of 2.5 seconds.
 
 
 def test_settling_that_the_window_drops_is_paid_for(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_step_within_the_noise_of_its_run_is_not_off_however_quiet_the_run() -
     times = np.full(STEPS, 20.0)
     times[50] *= 1 + NOTICEABLE * 0.99
     assert not window(times).excluded_steps.any()
-    noisy = 20.0 + np.linspace(-5, 5, STEPS)  # the median of the deviations is 2.5
+    noisy = 20.0 + np.linspace(-5, 5, STEPS)  # The median of the deviations is 2.5.
     noisy[50] = 20.0 + FENCE * 1.4826 * 2.4
     assert not window(noisy).excluded_steps.any()
 

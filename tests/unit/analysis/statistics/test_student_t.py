@@ -16,7 +16,7 @@ DEGREES = st.one_of(st.integers(1, 2000), st.floats(0.5, 500))
 
 @pytest.mark.parametrize(
     ("p", "degrees", "expected"),
-    [  # computed with 50 digits (mpmath); they round to the printed tables
+    [  # Computed with 50 digits (mpmath). They round to the printed tables.
         (0.975, 1, 12.706204736174705),
         (0.975, 2, 4.3026527297494639),
         (0.975, 3, 3.1824463052837096),

@@ -274,7 +274,7 @@ def test_all_nan_on_both_sides_does_not_pass(tmp_path: Path) -> None:
 
     sweep = write_sweep(tmp_path, edit=all_nan)
     assert graphed_result(sweep).verdict.verdict == "INCOMPARABLE"  # type: ignore[union-attr]
-    # No run says COMPLETED after a NaN: a record that does is unsound, whatever the pair says.
+    # A run with a NaN never ends as COMPLETED. A record that claims this is wrong, whatever the pair's verdict.
     assert exit_code(compare_cells(load(sweep))) == 3
 
 

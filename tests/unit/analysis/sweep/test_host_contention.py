@@ -51,7 +51,7 @@ def unknown(record: AttemptRecord) -> None:
         (later(4 * RUN_SECONDS), None),
         (elsewhere, None),
         (unknown, None),
-        # The first minute of one workload and the last of the other are alone, and both are eager.
+        # The first minute of one workload and the last minute of the other do not overlap. Both are eager.
         (later(RUN_SECONDS), HostContention(0.5, 1.0)),
         (later(RUN_SECONDS / 2), HostContention(0.75, 1.0)),
         (later(3 * RUN_SECONDS), HostContention(0.5, 0.0)),
@@ -91,5 +91,5 @@ def test_each_side_has_its_own_share(tmp_path: Path) -> None:
 
     found = neighbours_of(compare_cells(load(swept(tmp_path, beside_graphed))))
     assert found is not None
-    # Of four minutes of graphed runs on the host one has an eager run of the other workload beside it.
+    # The host has four minutes of graphed runs. In one of them an eager run of the other workload runs too.
     assert found.graphed == pytest.approx(0.25) and found.eager == pytest.approx(0.25)

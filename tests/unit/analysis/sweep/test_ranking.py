@@ -138,7 +138,7 @@ def test_graphed_cells_of_a_workload_are_told_apart_by_their_repeats(
         (lambda step: 0.02 * (step == 1), "0.02 nats apart in the first 2 steps"),
         (lambda step: 0.02 * max(step - 1, 0), "1.17 nats apart in the mean over 120 steps"),
         (lambda step: 0.004, None),
-        (lambda step: 10.0 * (step == 60), None),  # a spike, as a change of kernels alone may make
+        (lambda step: 10.0 * (step == 60), None),  # A change of kernels alone may cause such a spike.
     ],
 )
 def test_what_trains_something_else_is_not_ranked(tmp_path: Path, lost: Any, said: str | None) -> None:

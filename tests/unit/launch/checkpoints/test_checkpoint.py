@@ -128,10 +128,10 @@ def test_packed_experts_have_the_published_shapes(tmp_path: Path) -> None:
     bytes_ = {name: "U8" for name in shapes if name.endswith(("_blocks", "_scales"))}
     write_file(tmp_path / "model.safetensors", shapes, **bytes_)
     open_checkpoint(replace(GPT_OSS, weights=str(tmp_path)))
-    write_file(tmp_path / "model.safetensors", shapes)  # blocks in float32 are no blocks
+    write_file(tmp_path / "model.safetensors", shapes)  # Blocks in float32 are invalid.
     assert "tensors of another shape or type (8)" in refusal(GPT_OSS, tmp_path)
 
-    uneven = replace(GPT_OSS, hidden_size=72)  # two blocks, and a quarter of one that no file could hold
+    uneven = replace(GPT_OSS, hidden_size=72)  # This is two blocks and a quarter of a third, which no file can hold.
     write_file(tmp_path / "model.safetensors", shapes_of(uneven, packed=True), **bytes_)
     assert "blocks of 32, but model.hidden_size=72" in refusal(uneven, tmp_path)
 
@@ -388,7 +388,7 @@ def test_the_digest_sees_names_types_and_shapes_and_not_the_shards(tmp_path: Pat
 
 # --- config.json ------------------------------------------------------------------------------------------------------
 
-# What the published config.json of each model says, training and generation left out.
+# The published config.json of each model, without the fields for training and generation.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llama3_8b": {
         "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,

@@ -59,7 +59,7 @@ def test_what_is_no_number_is_a_string_no_reader_refuses() -> None:
 def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path: Path, text: str) -> None:
     """As a message may hold it, whose bytes were not UTF-8 (PEP 383)."""
     write_json(tmp_path / "r.json", {"message": text})
-    # Two halves that stand beside each other are a character: JSON has one spelling for both.
+    # Two adjacent halves form one character, because JSON spells both in the same way.
     expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     assert read_json(tmp_path / "r.json") == {"message": expected}
     with JsonLines(tmp_path / "m.jsonl") as lines:

@@ -53,7 +53,7 @@ def test_no_value_of_a_secret_is_left(before: str, name: str, after: str) -> Non
     ("text", "found"),
     [
         ("sent hf_abcdef0123 on", "the value of $WANDB_API_KEY"),
-        ("a p.*[x]\\ b", ""),  # too short: it may be a word
+        ("a p.*[x]\\ b", ""),  # This is too short: it may be an ordinary word.
         ("https://me:hunter2@host/path", "a password before @"),
         ("docker://me:hunter2@registry/image", "a password before @"),
         ("me:hunter2@registry#image:24.01", "a password before @"),

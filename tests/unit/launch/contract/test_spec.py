@@ -60,7 +60,7 @@ def changed(section: str, name: str) -> RunSpec | None:
     spec = RunSpec()
     part = getattr(spec, section)
     value = other(get_type_hints(SECTIONS[section])[name], getattr(part, name))
-    if value is None:  # a field with one value
+    if value is None:  # The field has only one value.
         return None
     return dataclasses.replace(spec, **{section: dataclasses.replace(part, **{name: value})})
 
@@ -170,7 +170,7 @@ def test_a_field_of_another_version_is_refused() -> None:
 def test_derived_numbers() -> None:
     spec = RunSpec(parallelism=Parallelism(tp=2, pp=3, cp=2, dp=4))
     assert spec.parallelism.world_size == 48
-    assert spec.num_microbatches == 2  # 8 sequences, 1 a micro-batch, 4 data parallel ranks
+    assert spec.num_microbatches == 2  # There are 8 sequences, 1 for each micro-batch, and 4 data-parallel ranks.
     assert not Model().is_moe
     assert Model(num_moe_experts=2, moe_layer_freq=2).has_dense_layers
 

@@ -181,7 +181,7 @@ def test_errors_of_the_system_are_told_with_path_and_reason(tmp_path: Path) -> N
         open_pair("x" * 300)
     path = write_pair(tmp_path, [[1, 2, 3]])
     Path(f"{path}.idx").unlink()
-    Path(f"{path}.idx").symlink_to("/proc/self/mem")  # a file whose first byte cannot be read
+    Path(f"{path}.idx").symlink_to("/proc/self/mem")  # Even the first byte of this file cannot be read.
     with pytest.raises(DataError, match=r"corpus' cannot be read: Input/output error: .*corpus; correct"):
         open_pair(path)
 

@@ -80,7 +80,7 @@ def test_bytes_are_tokens_without_a_tokenizer(documents: list[bytes], eod: int |
 
 
 def test_many_files_are_encoded_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # More than one batch, so that the borders of batches are crossed.
+    # The text fills more than one batch, so it crosses the borders of batches.
     monkeypatch.setattr(text_files, "ENCODED_TOGETHER", 1 << 14)
     lines = [f"{word} " * (1 << 9) for word in ("the", "cat", "sat", "dog", "cat")] * 4
     text = read_text(corpus(tmp_path, *lines, tokenizer=word_tokenizer()), 8)
@@ -187,7 +187,7 @@ def test_what_no_path_can_be_is_told(path: str, tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read_are_told_by_path_and_reason(tmp_path: Path) -> None:
-    # Root passes all permissions; these fail for everyone. The first byte of /proc/self/mem is an I/O error.
+    # Root has all permissions, but reading this fails for everyone: the first byte of /proc/self/mem is an I/O error.
     unreadable = "/proc/self/mem"
     for name, data in {"path": Data(path=unreadable), "tokenizer": Data(tokenizer=unreadable)}.items():
         with pytest.raises(

@@ -99,7 +99,7 @@ def test_exceptions_by_class(type_name: str, message: str, name: str) -> None:
     assert row is not None and row.name == name
 
 
-# As PyTorch 2.11 to 2.13 and Transformer Engine 2.11 say it.
+# Messages of PyTorch 2.11 to 2.13 and Transformer Engine 2.11.
 CAPTURE_TEXTS = [
     ("SYNC_IN_CAPTURE", "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"),
     ("SYNC_IN_CAPTURE", "cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream"),
@@ -232,7 +232,7 @@ def test_a_rank_whose_end_nobody_recorded_comes_before_what_others_said_of_it() 
     closed = (said(0, 1.0, "RuntimeError", CLOSED),)
     found = diagnose(ended(exceptions=closed, exits=(RankExit(0, 1, time=1.0), lost)))
     assert (found.rank, found.failure_class) == (1, "SIGKILL")
-    # Whoever is known to have ended by itself comes first, and a rank that spoke of others did not cause their end.
+    # A rank that is known to have ended by itself comes first. A rank that only reports others did not cause their end.
     for known in (RankExit(0, 3, time=1.0), RankExit(0, -signal.SIGSEGV, time=1.0)):
         assert diagnose(ended(exits=(known, lost))).rank == 0
     both = (*closed, said(1, 1.1, "RuntimeError", CLOSED))
@@ -313,7 +313,7 @@ def test_a_rank_that_left_without_a_word_comes_before_those_that_were_ended_for_
     ended_for_it = tuple(RankExit(rank, -signal.SIGTERM) for rank in range(3))
     found = diagnose(ended(exits=(*ended_for_it, RankExit(3, 3))))
     assert (found.rank, found.failure_class) == (3, "EXIT")
-    # Who was ended by SIGTERM itself comes before those that say that it had gone.
+    # A rank that SIGTERM ended comes before ranks that report that it is gone.
     gone = (said(1, 1.0, "RuntimeError", CLOSED),)
     found = diagnose(ended(exceptions=gone, exits=(RankExit(1, 1), RankExit(0, -signal.SIGTERM))))
     assert (found.rank, found.failure_class) == (0, "SIGTERM")

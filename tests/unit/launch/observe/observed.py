@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo.utils  # here, or every child imports it
+import torch._dynamo.utils  # Import this here, or every child process imports it.
 
 from launch.common.atomic_files import write_json
 from launch.contract.paths import OBSERVED, AttemptPaths
@@ -134,7 +134,7 @@ def _run(attempt: AttemptPaths, program: str, names: dict[str, Any], before: str
         os.environ |= {} if rank is None else {"RANK": str(rank)}
         os.environ[OBSERVED] = str(attempt.root)
         torch.set_num_threads(1)
-        # A program of its own starts without what other tests compiled in this process.
+        # Without this reset, the program would start with code that other tests compiled in this process.
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         log = os.open(attempt.log(rank or 0), os.O_WRONLY | os.O_CREAT)

@@ -88,7 +88,7 @@ def test_steps_losses_and_norms_are_seen_whatever_shows_them(
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
     assert [one.step for one in seen.steps] == list(range(STEPS))
     if program is not SAYS:
-        # Of two optimizers, the second one is unknown until it steps.
+        # The observer learns of the second optimizer only when it steps.
         before, after = ([one.grad_norm for one in run.steps[1:]] for run in (plain, seen))
         assert after == pytest.approx(before)
     assert [one.loss for one in seen.steps] == pytest.approx([one.loss for one in plain.steps])

@@ -108,7 +108,7 @@ def test_each_number_is_the_one_of_its_step_in_memory_that_serves_again(
                 assert copy.read() == wanted
                 continue
             if rng.random() < 0.01:
-                waiting.pop()  # nobody reads it
+                waiting.pop()  # Nobody has read it.
                 unread += 1
             busy = rng.choice(gpu)
             busy.run(busy.done + rng.randrange(5))
@@ -153,7 +153,7 @@ def test_ranks_that_do_not_write_end_with_the_others(
     rank: Any = SimpleNamespace(attempt=attempt, number=number, recorder=recorder)
     lines = StepLines(rank, spec, "optimizer steps")
     if not writes:
-        attempt.metrics.touch()  # by another rank
+        attempt.metrics.touch()  # Another rank does this.
     for step in range(lines.last):
         for metric in ("loss", "grad_norm") if number else ():
             lines.log.add(metric, "printed", step, Known(1.0))

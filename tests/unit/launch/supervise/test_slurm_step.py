@@ -157,7 +157,8 @@ def test_what_squeue_says_of_a_job(line: str, state: str | None) -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        # One task of four took it all, and two of each node did together: rows that Slurm 22.05 wrote.
+        # Rows of Slurm 22.05. In the first, one of four tasks took all memory. In the second, the two tasks of each
+        # node did so together.
         (("CANCELLED by 0", "334556K", "2", "cpu=00:00:00,mem=447520K", "cpu=4,mem=409600K,node=2"), "327 MB of host memory on a node, of 200 MB"),
         (("CANCELLED by 0", "180948K", "2", "cpu=00:00:00,mem=633576K", "cpu=4,mem=409600K,node=2"), "309 MB of host memory on a node, of 200 MB"),
         (("CANCELLED by 0", "100948K", "2", "cpu=00:00:00,mem=333576K", "cpu=4,mem=409600K,node=2"), ""),

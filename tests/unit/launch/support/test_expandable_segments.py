@@ -15,7 +15,7 @@ from launch.support.expandable_segments import disable_nccl_graph_register
 def test_graph_memory_is_kept_from_nccl_where_segments_expand() -> None:
     assert disable_nccl_graph_register({}, graphed=True) == {}
     expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    for graphed in (False, True):  # twins are to differ in nothing else
+    for graphed in (False, True):  # Eager and graphed runs must not differ in anything else.
         environment = dict(expandable)
         assert disable_nccl_graph_register(environment, graphed)["NCCL_GRAPH_REGISTER"].startswith(
             "0, beside PYTORCH_CUDA_ALLOC_CONF="

@@ -219,7 +219,7 @@ BF16 = Training(precision="bf16")
 ON_GPU = RunSpec(engine="megatron", training=BF16, placement=Placement(device="cuda"))
 SIGMOID = {"moe_router_score_function": "sigmoid"}
 MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    # fields of the model, and those of other sections; the rule is the key
+    # Each key is a rule, followed by fields of the model and fields of other sections.
     "step_checks": ({}, {"step_checks": 1, "parallelism": Parallelism(overlap_moe_expert_parallel_comm=True)}),
     "weights": ({"weights": "/a/checkpoint"}, {}),
     "num_query_groups": ({"num_query_groups": 2}, {"parallelism": Parallelism(tp=4)}),
@@ -326,7 +326,7 @@ def test_megatron_is_refused_what_it_does_wrong_in_a_layers_graph_alone(graph: C
 
 def test_a_module_is_recomputed_in_no_layers_graph_and_beside_any() -> None:
     experts = dataclasses.replace(MOE, moe_layer_freq=2, moe_shared_expert_ffn_hidden_size=16)
-    beside = {  # a scope that leaves the module out, and one that holds it
+    beside = {  # For each module, a scope without it and a scope with it.
         "core_attn": (("mlp",), ("attn",)),
         "mlp": (("attn", "moe_router"), ("mlp",)),
         "moe": (("attn", "mlp"), ("moe_router",)),
@@ -424,7 +424,7 @@ def test_every_limit_of_megatron_is_met_by_a_case() -> None:
 
 
 ROUTERS = {
-    # score function, order, normalized, topk
+    # Score function, order, normalized, top-k.
     ("softmax", "softmax_then_topk", True, 2): True,
     ("softmax", "softmax_then_topk", False, 2): True,
     ("softmax", "softmax_then_topk", False, 1): True,

@@ -36,7 +36,7 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "tokens":
         return open_source(Data(eod_token=999), 1000, seed=1)
     if request.param == "indexed":
-        # So many that two places drawn at random hardly ever begin at the same token.
+        # There are so many tokens that two random places hardly ever begin at the same one.
         tokens = np.random.default_rng(1).integers(0, 1000, 2**22)
         return open_source(Data(kind="indexed", path=write_indexed(folder, tokens)), 1000, seed=1)
     return TEXT if request.param == "text" else SYNTHETIC
@@ -70,7 +70,7 @@ def test_every_layout_sees_the_same_global_batch(
     spec = spec_of(dp, size, count)
     ranks = [batch(source, spec, step, rank) for rank in range(dp)]
     assert {rank.shape for rank in ranks} == {(count, size, 8)}
-    # Micro-batch by micro-batch, rank by rank, the global batch is in order.
+    # The global batch is ordered by micro-batch, then by rank.
     together = torch.stack(ranks, dim=1).flatten(0, 2)
     alone = batch(source, spec_of(1, 1, dp * size * count), step, 0).flatten(0, 1)
     assert torch.equal(together, alone)
@@ -110,7 +110,7 @@ def test_one_file_is_a_source_too(tmp_path: Path) -> None:
 
 def test_standard_library_is_a_text_of_its_own() -> None:
     text = bytes(TEXT.sequence(3, 5, 4096))
-    assert b"    " in text  # Python is indented
+    assert b"    " in text  # Python code is indented.
     assert len({bytes(TEXT.sequence(step, 0, 64)) for step in range(20)}) == 20
 
 

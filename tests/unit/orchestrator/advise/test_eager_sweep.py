@@ -137,7 +137,8 @@ def test_known_wrong_results_are_not_advised() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in sorted(RECIPES.glob("*.yaml")) if "engine: command" not in path.read_text()],  # a rule refuses it
+    # A rule rejects recipes with a command.
+    [path for path in sorted(RECIPES.glob("*.yaml")) if "engine: command" not in path.read_text()],
     ids=lambda path: path.stem,
 )
 def test_the_block_can_be_pasted_and_swept(path: Path, tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_the_block_can_be_pasted_and_swept(path: Path, tmp_path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     if (
         path.stem == "tiny_parallel"
-    ):  # bitwise and on a CPU, where only torch_compile can be swept, with a compiled baseline
+    ):  # The sweep is bitwise and on a CPU, which has only torch_compile. It needs a compiled baseline.
         content["training"]["compile"] = "whole"
     pasted = tmp_path / path.name
     pasted.write_text(yaml.safe_dump(content))

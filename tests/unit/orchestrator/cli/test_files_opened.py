@@ -28,7 +28,7 @@ COMMANDS: dict[str, Callable[[Path], int]] = {
 def test_the_files_that_a_command_opens_grow_with_the_runs_alone(
     command: str, files_a_run: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Those that are drawn are read again.
+    # A report reads the files of drawn workloads twice.
     monkeypatch.setattr(selection, "MAXIMUM_WORKLOADS", 1)
     few, many = (_opened(command, tmp_path / f"sweep{n}", n, monkeypatch) for n in (2, 4))
     assert many - few == 8 * files_a_run, (few, many)

@@ -774,7 +774,7 @@ def test_status_warns_of_a_full_disk_while_a_run_is_running(
     bundle.root.mkdir(parents=True)
     lock = Lock.try_acquire(bundle.lock)
     assert lock is not None
-    os.utime(bundle.lock, (0, 0))  # taken before the runs were begun
+    os.utime(bundle.lock, (0, 0))  # The lock is older than the runs.
     assert main(["status", "full"]) == 0
     assert capsys.readouterr().out.count(words) == said
     lock.release()

@@ -63,13 +63,13 @@ MAY = "may run out of memory: it needs at least"
     [
         (None, (), RUNS, False),
         (141, (), RUNS, False),
-        (90, (), RUNS, True),  # 93 GiB are needed, which the stated error may explain
+        (90, (), RUNS, True),  # 93 GiB are needed. The stated error may explain the excess.
         (80, (), ASIDE, False),
         (80, ("--even-if-oom",), RUNS, True),
-        (60, ("--even-if-oom",), RUNS, True),  # weights, gradients and optimizer state alone take 63.5 GiB
+        (60, ("--even-if-oom",), RUNS, True),  # Weights, gradients and optimizer state alone take 63.5 GiB.
         (80, ("expect.outcome=CUDA_OOM", "expect.phase=warmup"), RUNS, False),
         (60, ("expect.outcome=CUDA_OOM", "expect.phase=warmup"), RUNS, False),
-        (80, ("megatron_core='0.19'",), RUNS, True),  # no constant was measured for this release
+        (80, ("megatron_core='0.19'",), RUNS, True),  # No constant was measured for this release.
         (60, ("megatron_core='0.19'",), ASIDE, False),
     ],
 )
@@ -282,7 +282,7 @@ def test_calibration_learns_what_a_sweep_shows_and_plans_use_it(
     assert main(["plan", "--calibrate", "seen", *where, "--json"]) == 0
     content = validated("calibration", capsys.readouterr().out)
     learned = {name: one["value"] for name, one in content["site"]["constants"].items()}
-    # Each run has context and kernels, so that only their sum shows.
+    # Every run has both the context and the kernels, so only their sum can be found.
     assert learned["context"] + learned["native_kernels"] == pytest.approx(1310 << 20, rel=0.02)
     assert learned["graph_executables"] == pytest.approx(160 << 20, rel=0.05)
     assert "communicator" not in learned and content["site"]["constants"]["graph_executables"]["runs"] == 4

@@ -106,7 +106,8 @@ def test_names_are_those_of_bridge(name: str) -> None:
     assert overrides.pop("comm_overlap") == "null", "it would overrule what is said of exchanges"
     for override in overrides:
         section, field = override.split(".")
-        known = of_core[section](SPECS[name]) if section in of_core else {}  # held against Megatron-Core elsewhere
+        # Another test compares these names with Megatron-Core.
+        known = of_core[section](SPECS[name]) if section in of_core else {}
         assert field in NAMES.get(section, []) or field in known
 
 
@@ -125,7 +126,7 @@ def test_a_zero_is_said() -> None:
     assert flags["--lr-warmup-iters"] == ["0"]
     _, overrides = overrides_of(RunSpec())
     assert overrides["model.hidden_dropout"] == "0.0"
-    # A recipe of Bridge may recompute by itself.
+    # A recipe of Bridge may turn recomputation on.
     assert overrides["model.recompute_granularity"] == "null"
 
 
@@ -150,7 +151,7 @@ def test_graph_settings_are_spelt_as_the_release_does(graph: CudaGraph, released
     assert set(after) <= set(FLAGS) | set(MAINS)
     harness, overrides = overrides_of(spec, "0.19")
     said = (harness.get("--cuda_graph_impl"), harness.get("--cuda_graph_scope"))
-    # Of whole layers the harness has no word, and an implementation without one ends it.
+    # The harness cannot name whole layers, and stops at an implementation without a scope.
     assert said == ((released[0], ",".join(released[1])) if released[1] else (None, None))
     assert overrides["model.cuda_graph_modules"] == f"[{','.join(later[1])}]"
 

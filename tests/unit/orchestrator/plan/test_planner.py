@@ -110,7 +110,7 @@ def test_what_a_host_lacks(tmp_path: Path) -> None:
 
 
 LACKING: Mapping[str, tuple[Cluster, dict[str, Any], str, str]] = {
-    # cluster, fields of the recipe (beside two nodes of eight GPUs), the reason and what it says
+    # The cluster, fields of the recipe (in addition to two nodes of eight GPUs), the rule, and a part of its message.
     "enough": (cluster(), {}, "", ""),
     "a feature that is there": (cluster(constraint="h100"), {}, "", ""),
     "an expression of features is Slurm's to judge": (cluster(constraint="h100&nvl"), {}, "", ""),
@@ -184,7 +184,7 @@ def test_a_bundle_for_which_no_allocation_lasts_is_not_runnable_as_a_whole(tmp_p
     }
     found = plan(tmp_path, host=CLUSTER, **fields)
     assert not found.bundles
-    # The eager twins serve nobody any more.
+    # The plan omits the eager baselines, because no graphed cell needs them any more.
     assert [(cell.label, cell.run_ids) for cell in found.cells] == [
         ("torch_compile, seed=1", ()),
         ("torch_compile, seed=2", ()),

@@ -35,7 +35,7 @@ def refused_cells() -> list[tuple[str, RunSpec]]:
     for path in sorted([*RECIPES.glob("*.yaml"), *RECIPES.glob("exhibits/*.yaml")]):
         for device in devices:
             for cell in expand(load(path), device):
-                # A recipe of a program has different sections than as_recipe writes.
+                # The recipe of a program has other sections than as_recipe writes.
                 if cell.spec.engine != "command" and refusals(cell.spec):
                     found.setdefault(cell.spec.cell_id, (path.name, cell.spec))
     return list(found.values())
@@ -48,7 +48,7 @@ def as_recipe(spec: RunSpec, path: Path) -> None:
     for own in ("repeat", "perturbed", "inspect", "layer_check_steps", "command"):
         content.pop(own, None)
     content = {name: value for name, value in content.items() if value != {}}
-    del content["parallelism"]["dp"]  # it follows from the resources
+    del content["parallelism"]["dp"]  # dp follows from the resources.
     content["cuda_graph"] = {
         name: content["cuda_graph"][name] for name in ("impl", "scope", "warmup_steps", "optimizer")
     }

@@ -37,7 +37,7 @@ def labels(found: tuple[ResolvedCell, ...]) -> list[str]:
     return [cell.label for cell in found]
 
 
-# Axes over fields that cannot collide, with values that are all different.
+# Axes over fields that cannot collide. All values differ.
 AXES = {
     "training.seed": st.integers(0, 10**6),
     "training.learning_rate": st.floats(1e-6, 1.0),
@@ -202,13 +202,13 @@ def test_one_run_cannot_have_two_expectations_or_limits(tmp_path: Path, key: str
 # --- where ranks live -----------------------------------------------------------------------------------------------
 
 LAYOUTS: list[tuple[dict[str, int], dict[str, int], int, int]] = [
-    ({}, {}, 1, 1),  # layout, resources -> dp, ranks a node
+    ({}, {}, 1, 1),  # Layout and resources -> dp and ranks per node.
     ({"dp": 4}, {}, 4, 4),
     ({"tp": 2}, {"nodes": 2, "gpus_per_node": 8}, 8, 8),
     ({"tp": 2, "pp": 4}, {"nodes": 2, "gpus_per_node": 8}, 2, 8),
     ({"tp": 2, "dp": 1}, {"gpus_per_node": 2}, 1, 2),
     ({"dp": 4}, {"nodes": 2}, 4, 2),
-    ({"tp": 16}, {"gpus_per_node": 8}, 1, 8),  # more than there are: for the rules to say
+    ({"tp": 16}, {"gpus_per_node": 8}, 1, 8),  # This needs more ranks than there are. The rules report it.
 ]
 
 
@@ -235,7 +235,7 @@ GRID = {
     "cuda_graph": [{"impl": "torch_compile"}, {"impl": "transformer_engine", "scope": ["attn", "moe_router"]}],
 }
 PICKS: list[tuple[list[str], int, int]] = [
-    ([], 8, 4),  # selections -> graphed cells, eager twins
+    ([], 8, 4),  # Selections -> numbers of graphed cells and eager baselines.
     (["training.precision=bf16"], 4, 2),
     (["training.learning_rate=1e-3"], 4, 2),
     (["training.learning_rate=0.0010"], 4, 2),

@@ -48,7 +48,8 @@ def test_problems_are_listed_in_the_order_of_the_file(tmp_path: Path) -> None:
     assert [place.split(" ")[0] for place in places] == [*(f"r.yaml:{line}:" for line in (1, 2, 3, 4, 5)), "command"]
 
 
-# What is written after HEAD_LINES, and the problems to be found in it: (place, message, way out), each a fragment.
+# The lines after HEAD_LINES, and the problems that they cause. Each problem is (place, message, fix), and each text is
+# a fragment.
 WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
     "unknown keys at each level": (
         "modle: 3\ntraining: {step: 5}\nparalelism: {dp: 2}\nsteps: 9\nfoo: 1\n",
@@ -303,7 +304,7 @@ def test_every_problem_is_found_with_its_place_and_way_out(tmp_path: Path, case:
         assert remedy, place
 
 
-# Whole files that end the reading.
+# Files that cannot be read to their end.
 UNREADABLE: Mapping[str, tuple[str | bytes, str, str]] = {
     "empty": ("", "r.yaml", "the file is empty"),
     "comments only": ("# nothing\n", "r.yaml", "the file is empty"),

@@ -44,12 +44,12 @@ STATES: Mapping[str, tuple[StateName, bool, bool]] = {  # name, ended, expected
     "n": ("NODE_FAIL", True, False),
 }
 ORDERS: list[tuple[str, str, str, str]] = [
-    # states, and what each policy attempts: new, unfinished, failed (x: attempted)
+    # States, and the runs that each policy begins (x): new, unfinished, failed.
     ("....", "xxxx", "xxxx", "xxxx"),
     ("++++", "", "", ""),
     ("++..", "  xx", "  xx", "  xx"),
-    ("+.++", "xx", "xx", "xx"),  # a graphed run takes its eager twin along
-    (".+++", "xx", "xx", "xx"),  # an eager run takes the graphed ones of its repeat along
+    ("+.++", "xx", "xx", "xx"),  # A graphed run starts together with its eager run.
+    (".+++", "xx", "xx", "xx"),  # An eager run starts together with the graphed runs of its repeat.
     ("+!++", "", "", "xx"),
     ("!+++", "", "", "xx"),
     ("+++!", "", "", "  xx"),
@@ -60,10 +60,10 @@ ORDERS: list[tuple[str, str, str, str]] = [
     ("++c.", "  xx", "  xx", "  xx"),
     ("cccc", "", "xxxx", "xxxx"),
     ("+!i+", "", "  xx", "xxxx"),
-    ("ir++", "", "x", "x"),  # a living supervisor takes it over, beside the partner that runs
-    ("iq++", "", "xx", "xx"),  # what waits stays ordered
+    ("ir++", "", "x", "x"),  # A living supervisor begins it while its partner runs.
+    ("iq++", "", "xx", "xx"),  # A waiting run stays in the order.
     ("+rq!", "", "", "  xx"),
-    ("+n++", "", "xx", "xx"),  # what the infrastructure ended counts as interrupted
+    ("+n++", "", "xx", "xx"),  # A run that infrastructure ended counts as interrupted.
     ("+n!+", "", "xx", "xxxx"),
 ]
 
@@ -100,13 +100,13 @@ def test_a_bundle_whose_job_lives_is_left_to_it(tmp_path: Path) -> None:
 
 
 UNASKED: list[tuple[str, str]] = [
-    # states, and what a command that watches begins again by itself (x)
-    ("....", ""),  # nobody has asked for these yet
+    # States, and the runs that a watching command retries by itself (x).
+    ("....", ""),  # Nobody has asked for these runs yet.
     ("aaaa", "xxxx"),
     ("++aa", "  xx"),
-    ("+n++", "xx"),  # its eager twin beside it
+    ("+n++", "xx"),  # Its eager run starts too.
     ("n+++", "xx"),
-    ("n!++", "x"),  # a failure of its own is a result: not made again, as a partner neither
+    ("n!++", "x"),  # A failure of the run itself is a result. It is not retried, not even as a partner.
     ("!n++", " x"),
     ("+!!+", ""),
     ("+nc.", "xx"),

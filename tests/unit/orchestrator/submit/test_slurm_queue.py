@@ -281,6 +281,6 @@ def test_an_order_lifts_the_cancellation_of_its_own_runs_alone(
     write_orders(sweep, [order(ordered)])
     assert dict(read_json(bundle.order)["schedule"]).keys() == ordered
     left = read_cancellation(bundle)
-    everything = not cancelled  # an empty list is no choice
+    everything = not cancelled  # An empty list chooses no jobs.
     still = set("abcd") - ordered if everything else (cancelled or set()) - ordered
     assert {run for run in "abcd" if left is not None and left.covers(run)} == still

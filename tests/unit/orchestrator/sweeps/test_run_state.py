@@ -71,7 +71,7 @@ class Sweep:
         self.order(*schedule, step=Step(1, 2, 1, "python"))
         bundles, number = (self.bundle.root.name,), len(read_submissions(self.paths))
         pairs = tuple((self.run_ids[run], attempt) for run, attempt in schedule)
-        # Clocks differ, and are set back: times order nothing.
+        # Clocks differ and may be set back, so times show no order.
         submission = Submission(f"token-{job_id}", "token", bundles, -number, "host", job_id, "", number, (pairs,))
         write_submission(self.paths, submission)
 

@@ -104,7 +104,7 @@ class Programs:
         self.folder = folder
         for name in ("squeue", "sacct"):
             script = folder / name
-            # The separator is between the first two letters of the format that is asked for.
+            # The separator stands between the first two letters of the requested format.
             script.write_text(
                 f'#!/bin/sh\necho "$@" >> {folder}/{name}.calls\ncat {folder}/{name}.error >&2 2>/dev/null\n'
                 f'for word in "$@"; do case $word in --format=%V*) s=${{word#--format=%V}}; s=${{s%%\\%*}};;'
@@ -197,7 +197,7 @@ def test_of_more_arrays_than_one_call_takes_none_is_forgotten(
     monkeypatch.setattr(slurm_jobs, "MOST_IDS", 2)
     asked = [submission(str(job)) for job in range(1, 6)]
     programs.accounts({str(job): "COMPLETED" for job in range(1, 6)})
-    clock.now += 10 * GRACE_SECONDS  # whoever was not asked about is in doubt, however late it is
+    clock.now += 10 * GRACE_SECONDS  # A job whose state nobody asked for stays in doubt, however much time has passed.
     seen = []
     for _ in range(3):
         jobs = scheduler.look(asked)
@@ -468,7 +468,7 @@ def test_a_job_ends_by_slurms_word_or_after_the_grace_period_alone(
         else:
             missed = missed or clock.now
             unheard = last in (None, UNHEARD) and account is None
-            begun = NOW if unheard else missed  # its submission, where nobody has ever heard of it
+            begun = NOW if unheard else missed  # If Slurm never listed the job, count from its submission.
             assert now in (last, account, UNHEARD, GONE)
             if now == GONE:
                 assert clock.now - begun >= GRACE_SECONDS

@@ -53,7 +53,7 @@ def test_there_is_time_for_every_run_to_reach_its_limit(minutes: list[float], re
     plan = plan_of(CPUS, *minutes, repeats=repeats)
     whole = request(plan)
     assert whole.minutes >= repeats * sum(minutes) + 10
-    # The supervisor holds each of them to the longest limit among them.
+    # The supervisor applies the longest limit of the bundle to each run.
     runs = repeats * len(minutes)
     assert whole.minutes == math.ceil(10 + runs * (max(minutes) * 60 / 60 + 1))
     assert request(plan, runs=1).minutes <= whole.minutes

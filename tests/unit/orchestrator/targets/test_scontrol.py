@@ -9,7 +9,7 @@ import pytest
 from orchestrator.targets.partition import Nodes, Partition
 from orchestrator.targets.scontrol import parse_gpus, parse_minutes, parse_partitions
 
-# As scontrol of Slurm 22.05 prints them, shortened; 24.05 adds fields, which are passed over.
+# Shortened output of scontrol of Slurm 22.05. The parser ignores the fields that 24.05 adds.
 DESCRIBED = """\
 PartitionName=batch AllowGroups=ALL AllowAccounts=a,b Default=YES QoS=N/A Hidden=NO MaxNodes=64 MaxTime=04:00:00 MinNodes=0 LLN=NO Nodes=n[1-9] State=UP TotalNodes=9
 PartitionName=long AllowGroups=ALL AllowAccounts=ALL Default=NO QoS=N/A Hidden=YES MaxNodes=UNLIMITED MaxTime=UNLIMITED MinNodes=2 LLN=NO Nodes=(null) State=DRAIN TotalNodes=0 JobDefaults=(null) PowerDownOnIdle=NO

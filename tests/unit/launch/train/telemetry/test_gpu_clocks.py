@@ -74,7 +74,8 @@ def test_all_that_the_driver_says_is_read(nvml: Any) -> None:
     nvml.set("reasons", 0x01 | 0x02 | 0x04 | 0x40 | 0x100)
     reading = found(nvml).read()
     assert reading.counted == {"power_cap": 5 * SECOND, "thermal": 2**40, "sync_boost": 0}
-    assert reading.active == ("power_cap", "hardware_thermal")  # neither idle nor set nor a display's
+    # Reasons for idle, application and display clocks do not count.
+    assert reading.active == ("power_cap", "hardware_thermal")
     assert (reading.power_limit, reading.sm_mhz, reading.max_sm_mhz) == (700.0, 1755, 1980)
 
 
@@ -167,7 +168,7 @@ def test_a_phase_ends_with_the_clocks_over_it(monkeypatch: pytest.MonkeyPatch, n
     nvml.set("reasons", 0x80)
     rank.recorder.enter("probe", 2)
     init, warmup, measure = rank.clocks
-    assert init is None  # devices are found in it
+    assert init is None  # The recorder finds devices only during this phase.
     assert from_json(Clocks, warmup).throttled == {"power_cap": 1.0, "thermal": 0.0, "sync_boost": 0.0}
     assert from_json(Clocks, measure).throttled["power_cap"] == 2.0
     assert from_json(Clocks, measure).active == ("power_brake",)

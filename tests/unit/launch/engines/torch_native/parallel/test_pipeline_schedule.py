@@ -184,7 +184,7 @@ def test_orders_written_out(plan: Plan, stage: int, order: str) -> None:
 
 def test_interleaved_warm_up_is_megatrons() -> None:
     leading = [written(Plan("interleaved", 4, 2, 8).of(stage)).index("B") // 4 for stage in range(4)]
-    assert leading == [10 + 1, 8 + 1, 6 + 1, 4 + 1]  # the steady phase begins with a forward
+    assert leading == [10 + 1, 8 + 1, 6 + 1, 4 + 1]  # The steady phase begins with a forward pass.
 
 
 @pytest.mark.parametrize(
