@@ -185,7 +185,7 @@ def _verdict(before: GoldenCell, after: GoldenCell) -> FigureChange | None:
 
 def _same_verdict(before: GoldenCell, after: GoldenCell) -> FigureChange | None:
     """Compare two equal verdicts that more runs would not change: DIVERGED and INCOMPARABLE."""
-    assert before.verdict and after.verdict  # as the caller has found
+    assert before.verdict and after.verdict  # The caller has checked this.
     if after.verdict.verdict not in ("DIVERGED", "INCOMPARABLE"):
         return None
     was, now = _off_by(before), _off_by(after)

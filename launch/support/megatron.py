@@ -201,8 +201,8 @@ RULES: tuple[Rule, ...] = (
         ("model.moe_router_normalize_topk", "model.moe_router_score_function", "model.moe_router_order", "model.moe_router_topk"),
         "Megatron-Core never normalises the weight of one expert, and always normalises the sigmoid weights of several",
         lambda spec: spec.model.is_moe and _lacks_router(spec.model),
-        fix="Set moe_router_normalize_topk to true for a sigmoid of several experts and to false for one expert, with "
-        "softmax_then_topk; or set engine to torch_native.",
+        fix="Set moe_router_order to softmax_then_topk, and moe_router_normalize_topk to true for sigmoid scores with "
+        "moe_router_topk above 1, otherwise to false. Or set engine to torch_native.",
         source=f"{MCORE}transformer/moe/moe_utils.py topk_routing_with_score_function",
     ),
     padded_capacity("megatron"),

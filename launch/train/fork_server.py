@@ -35,13 +35,13 @@ def main(engine: str, *modules: str) -> None:
         importlib.import_module(module)
     if reason := unfit():
         sys.stderr.write(f"ranks cannot be forks of a process that has imported engine {engine}: {reason}\n")
-        # With the processes that imports started.
+        # End the processes that imports started, too.
         os.killpg(0, signal.SIGKILL)
     # Keep the collector of a rank from writing to pages that it shares with this process.
     gc.freeze()
     arguments = serve(socket.socket(fileno=0))
     if arguments is None:
-        # Python would free all that was imported, which takes as long as an import.
+        # Otherwise Python would free all imported modules, which takes as long as importing them.
         os._exit(0)
     worker.main(arguments)
 

@@ -250,7 +250,7 @@ def _find_refused(sweep: SweepPaths, submission: Submission, scheduler: JobMonit
 
 
 def _refusal(refused: Refused, array: Array, profile: Profile, before: int) -> OrchestratorError:
-    kept = f" ({before} bundles submitted before it continue)" if before else ""
+    kept = f" (the {before} bundles that were submitted earlier continue)" if before else ""
     if _UNREACHED.search(str(refused)) or not refused.certain:
         return SystemFault(
             f"Slurm did not answer sbatch: {refused}{kept}. Run the command again. It checks which jobs Slurm has, and submits "

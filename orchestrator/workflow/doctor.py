@@ -178,7 +178,7 @@ def _check_store(found: Mapping[str, Any]) -> Check:
     if found["write_error"]:
         return Check("store", "fail", f"{host} cannot write to it: {found['write_error']}", "mount it for writing")
     if not found["came_back"]:
-        return Check("store", "fail", f"what {host} writes does not arrive here", fix)
+        return Check("store", "fail", f"this host does not see the files that {host} writes", fix)
     return Check("store", "pass", f"{host} reads and writes it")
 
 

@@ -14,10 +14,11 @@ HEADER = (
 )  # fmt: skip
 NOTES = (
     "Limit: the time that this GPU needs for the step's work if nothing is late: operations at the rate of a large matrix product, "
-    "and bytes at the bandwidth of a large copy. For each kind of work the longer of both counts, and the limit is their sum. "
-    "Slow kernels lengthen the GPU-busy time of the upper bound, but not this limit.",
-    "Limit / step: the share of the step that the hardware needs. Faster kernels and less waiting can save the rest at most, "
-    "except by overlapping kinds of work with each other.",
+    "and bytes at the bandwidth of a large copy. Each kind of work counts with the longer of its two "
+    "times, and the limit is the sum over the kinds. Slow kernels lengthen the GPU-busy time of the upper bound, but not this "
+    "limit.",
+    "Limit / step: the share of the step that the hardware needs. Faster kernels and less waiting can save at most the rest, "
+    "unless different kinds of work overlap.",
     "Work: that of the rank with the longest limit, counted from the recipe with an even load of experts. "
     "Communication and the bubble of a pipeline take no time in the limit. GB sent are what a rank sends at least.",
     "Measured rates: each rank measures its GPU after its last step, in a short burst. The best of all ranks and runs counts. "

@@ -12,7 +12,7 @@ HEADER = ("cell", "steps", "runs", "results per rank", "unequal", "largest diffe
 NOTES = (
     "Each checked step is computed twice from one state: by replay, and by the same code uncaptured (docs/step_check.md).",
     "Noise: how far a result changes in a second uncaptured pass, or when the first layer's output moves by one unit in the last "
-    "place. The larger of the two counts, for each result by itself.",
+    "place. The noise of a result is the larger of these two changes.",
     f"Rounding explains a difference of up to {NOISE_MULTIPLE:g} times the noise. A larger one is a fault.",
     "Tokens elsewhere: tokens that a router sends to another expert.",
 )

@@ -75,7 +75,7 @@ class Layer(nn.Module):
         with self._without(normed, x, self.attention_norm):
             change = drop(self.attention(normed, positions), self.dropout)
         if "layernorm" in self.recomputed:
-            # As it is computed again: compiled together with the sum it would round otherwise.
+            # Compute the norm as recomputation does. Compiled together with the sum, it would round differently.
             x = x + change
             return x, self.elementwise.rms_norm(x, self.mlp_norm.weight, self.epsilon)
         return self.elementwise.add_and_norm(x, change, self.mlp_norm.weight, self.epsilon)

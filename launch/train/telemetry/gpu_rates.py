@@ -29,7 +29,7 @@ def measure_rates(
 ) -> GpuRates | None:
     """Return the rates of ``device``, or None if its memory has no room for the matrices."""
     if device.type == "cuda":
-        # What the allocator does not use goes back to the driver, which may have to load kernels.
+        # Return unused memory to the driver, which may need it to load kernels.
         torch.cuda.empty_cache()
         if torch.cuda.mem_get_info(device)[0] < NEEDED:
             return None
@@ -41,7 +41,7 @@ def measure_rates(
 
 def _matrix_rate(device: torch.device, dtype: torch.dtype, side: int) -> float:
     """Return the operations per second of a product of two square matrices of random numbers."""
-    # Not the default generator: a step that draws may still be captured with it.
+    # Do not use the default generator, because a captured step may have registered it.
     drawn = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(side, side, device=device, dtype=dtype, generator=drawn) for _ in range(2))
     product = torch.empty_like(a)

@@ -66,7 +66,7 @@ class _LayerCallables(GraphedStep):
             # stream.
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
             actions = self._train_step.pipeline.actions
-            # Steps draw on from where the eager run would, whatever the warm-up passes of callables drew.
+            # The warm-up passes of callables draw numbers. Steps must continue with the numbers that the eager run would draw.
             with random_states_kept(default_generators(batch.device)):
                 self._callables = self.make_callables(
                     lambda chunk: self._parts_of(chunk, batch[0]), self._sample(), actions
