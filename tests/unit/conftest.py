@@ -40,7 +40,7 @@ def drawn_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def reports_in_this_process() -> Iterator[None]:
-    """Write reports of commands here. A process needs a second to import pandas and matplotlib.
+    """Write the reports of commands in this process. A separate process needs a second to import pandas and matplotlib.
 
     test_report_process.py and tests/integration start that process.
     """
@@ -58,7 +58,7 @@ def reports_in_this_process() -> Iterator[None]:
 
 
 def content(value: Any) -> Hashable:
-    """Return all that ``value`` holds, to the bit, as a key."""
+    """Return a key of all content of ``value``, exact to the bit."""
     if is_dataclass(value):
         return type(value), tuple(content(held) for held in vars(value).values())
     if isinstance(value, tuple):

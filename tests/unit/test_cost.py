@@ -1,4 +1,4 @@
-"""benchmarks/cost.py compares what two versions of a sweep cost."""
+"""Test that benchmarks/cost.py compares the cost of two versions of a sweep."""
 
 from dataclasses import replace
 from pathlib import Path

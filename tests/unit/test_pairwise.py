@@ -1,4 +1,4 @@
-"""The cover of tests: nothing that can be met is left out."""
+"""Test that the pairwise cover includes every pair that can occur."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m analysis.loss`, as a process, on files as other frameworks and this one write them."""
+"""Test `python -m analysis.loss` as a process, on files as other frameworks and this one write them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_curve(path: Path) -> Curve:
 
 
 def csv(path: Path, loss: Floats = FALLING, norm: Floats | None = NORMS, first: int = 0) -> Path:
-    """With the name of the run in every line, as no two runs write the same file."""
+    """Write the name of the run in every line, because no two runs write the same file."""
     columns = [np.arange(first, first + len(loss)), loss, *([norm] if norm is not None else [])]
     names = ("step", "loss", "grad_norm")[: len(columns)]
     rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -49,7 +49,7 @@ def noisy(path: Path, seed: int, share: float = 0.1, bias: float = 0.0, steps: i
 
 
 def judged(capsys: pytest.CaptureFixture[str], eager: Sequence[Path], graphed: Sequence[Path], *more: str) -> str:
-    """The output, after its first word and the exit code were found to agree."""
+    """Return the output, after checking that its first word and the exit code agree."""
     arguments = ["--eager", *map(str, eager), "--graphed", *map(str, graphed), *more]
     code, said = main(arguments), capsys.readouterr().out
     word = said.split()[0]
@@ -320,7 +320,7 @@ def test_a_copy_is_no_second_repeat_however_it_is_written(
 def test_runs_that_differ_by_rounding_here_and_there_are_no_copies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each has full float32 precision, so neither is the other one rounded."""
+    """Each has full float32 precision, so neither is the rounded form of the other."""
     single = FALLING.astype(np.float32)
     other = np.where(np.arange(STEPS) % 7 == 0, np.nextafter(single, np.float32(9)), single).astype(float)
     eager = [csv(tmp_path / "e1.csv", single.astype(float)), csv(tmp_path / "e2.csv", other)]
@@ -452,7 +452,7 @@ def test_each_file_may_name_its_columns_in_its_own_way(tmp_path: Path, capsys: p
 def test_a_norm_that_hardly_varies_is_no_evidence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float, steps: int
 ) -> None:
-    """It was clipped, or never computed."""
+    """Such a norm was clipped, or never computed."""
     norms = np.concatenate([np.full(steps, value), NORMS[steps:]])
     files = [csv(tmp_path / f"{name}.csv", FALLING + noise(i), norms) for i, name in enumerate(("e1", "e2", "g"))]
     for graphed in (files[2:], [csv(tmp_path / "equal.csv", FALLING + noise(0), norms)]):
@@ -476,7 +476,7 @@ def test_a_norm_that_varies_by_rounding_alone_is_no_evidence(
 
 
 def printed(path: Path, loss: Floats, decimals: int, norm: Floats | None = None, norm_decimals: int = 9) -> Path:
-    """With so many decimals."""
+    """Print with this number of decimals."""
     norms = [""] * len(loss) if norm is None else [f",{value:.{norm_decimals}f}" for value in norm]
     rows = [f"{i},{value:.{decimals}f}{norms[i]},{path.stem}" for i, value in enumerate(loss)]
     path.write_text("\n".join([f"step,loss{'' if norm is None else ',grad_norm'},run", *rows]) + "\n")
@@ -555,7 +555,7 @@ OTHER_UNITS: dict[str, Callable[[Floats], Floats]] = {
 def test_numbers_of_a_coarse_format_stay_coarse_in_other_units(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], units: str, form: str
 ) -> None:
-    """Noise far below the format's unit hardly shows, and then as a whole unit."""
+    """Noise far below the format's unit hardly shows. When it does, it shows as a whole unit."""
     for seed in range(0, 8, 4):
         files = []
         for run in range(4):
@@ -671,7 +671,7 @@ def test_an_output_that_cannot_be_written_is_no_verdict(tmp_path: Path) -> None:
 
 
 def metrics_files(sweep: SweepPaths) -> dict[bool, list[Path]]:
-    """metrics.jsonl of the runs, by whether they are graphed."""
+    """Return the metrics.jsonl of the runs, by whether they are graphed."""
     plan = read_plan(sweep)
     return {c.graphed: [sweep.run(run_id).attempt(1).metrics for run_id in c.run_ids] for c in plan.cells}
 

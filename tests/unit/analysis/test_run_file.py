@@ -1,4 +1,5 @@
-"""What programs and their loggers leave is read as curves: logs, event files of TensorBoard, a Trainer's state."""
+"""Test reading the files of programs and loggers as curves: logs, event files of TensorBoard, and the state of a
+Trainer."""
 
 from __future__ import annotations
 

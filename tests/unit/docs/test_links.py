@@ -1,4 +1,5 @@
-"""Links between pages lead to a file and a heading, and docs/seeds.md names rules, classes and tests that exist."""
+"""Test that links between pages lead to a file and a heading, and that docs/seeds.md names existing rules, classes and
+tests."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def rows_of_seeds() -> list[list[str]]:
-    """Return the rows of the tables of docs/seeds.md that have a state, cell by cell."""
+    """Return the cells of the rows of docs/seeds.md that have a state."""
     lines = (ROOT / "docs" / "seeds.md").read_text().partition("\n## ")[2].splitlines()
     tables = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     return [row for row in tables if row[0] not in ("---", "it says", "it has", "error")]

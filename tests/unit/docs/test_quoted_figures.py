@@ -1,4 +1,4 @@
-"""Every time in milliseconds that the documentation quotes is in the report that it names."""
+"""Test that every time in milliseconds that the documentation quotes is in the report that it names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of the reference say what the code says: docs/reference.py writes them."""
+"""Test that the tables of the reference agree with the code, from which docs/reference.py writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gallery of failures has every fault there is, and the page says how each ends."""
+"""Test that the gallery of failures has every fault, and that the page says how each ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model presets: each loads as a Model, and has the number of parameters that its authors published."""
+"""Test that each model preset loads as a Model, and has the number of parameters that its authors published."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ TOTAL = {
     "gpt_oss_20b": 20_914_757_184,
     "gpt_oss_120b": 116_829_156_672,
 }
-"""Elements of the published checkpoints: what Hugging Face counts in their safetensors files (for GPT-OSS, whose
-experts are packed there, what its model card says to two decimals of a billion: 20.91 and 116.83)."""
+"""Elements of the published checkpoints, as Hugging Face counts them in the safetensors files. GPT-OSS's files pack the
+experts. Its numbers come from its model card, which gives two decimals of a billion: 20.91 and 116.83."""
 
 ACTIVE = {
     "qwen3_30b_a3b": (3.3, 2),
@@ -25,8 +25,8 @@ ACTIVE = {
     "gpt_oss_20b": (3.61, 1),
     "gpt_oss_120b": (5.13, 1),
 }
-"""Billions active for one token, as published, and how many of embedding and output layer are in them: GPT-OSS's leave
-the embedding out (model card, arXiv 2508.10925, table 1), Qwen3's hold both."""
+"""Published billions of active parameters per token, and how many of embedding and output layer they include. GPT-OSS's
+exclude the embedding (model card, arXiv 2508.10925, table 1), Qwen3's include both."""
 
 
 def test_the_shipped_presets_are_these() -> None:

@@ -1,4 +1,4 @@
-"""The shipped script, and the bug that it has on request."""
+"""Test the shipped script, and the bug that it has on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JUnit XML: what a continuous integration reads agrees with the exit code, and is XML whatever a message holds."""
+"""Test JUnit XML: it agrees with the exit code, and stays valid XML for any message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def suite_of(content: bytes) -> ElementTree.Element:
 
 
 def endings(suite: ElementTree.Element) -> dict[str, tuple[str, str]]:
-    """By name of a testcase that did not pass, how it ended and of which type that is."""
+    """Return how each testcase that did not pass ended, and the type of its failure, by its name."""
     return {
         case.attrib["name"]: (case[0].tag, case[0].attrib["type"]) for case in suite.findall("testcase") if len(case)
     }

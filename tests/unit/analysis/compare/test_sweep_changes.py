@@ -1,4 +1,5 @@
-"""What is worse from one sweep to another, from written records: every kind of regression, and nothing without one."""
+"""Test what became worse from one sweep to the next, on written records: find every kind of regression, and invent
+none."""
 
 from __future__ import annotations
 
@@ -337,7 +338,7 @@ def test_intervals_too_wide_to_tell_a_loss_of_a_fifth_tell_nothing(
 def test_no_speed_is_worse_or_less_sure_than_itself(
     golden: Golden, ratio: float, below: float, above: float, pairs: int
 ) -> None:
-    """Who never told anything blocks nobody for ever."""
+    """A speed that was never certain must not fail every later comparison."""
     one = with_speed(golden, ratio, ratio * math.exp(-below), ratio * math.exp(above), pairs)
     comparison = compare_sweeps(one, one)
     assert comparison.exit_code == 0

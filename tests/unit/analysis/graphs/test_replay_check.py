@@ -1,4 +1,5 @@
-"""Proof of replay on CUDA: what the engine counts, and what the profiler must have seen of it on every rank."""
+"""Test the proof of replay on CUDA: the counts of the engine, and the launches that the profiler must see on every
+rank."""
 
 from __future__ import annotations
 
@@ -150,7 +151,7 @@ NOTHING = {"graphs": 0, "replays": 0, "expected_replays": 0, "launches_per_step"
 
 
 def pipeline_spec(scope: tuple[str, ...], layers: int = 4, frequency: int = 2, experts: int = 8) -> RunSpec:
-    """Four stages of two ranks each. By default every other stage of one layer has experts."""
+    """Return a spec of four stages with two ranks each. By default every other one-layer stage has experts."""
     return RunSpec(
         model=Model(num_layers=layers, num_moe_experts=experts, moe_router_topk=2, moe_layer_freq=frequency),
         training=Training(steps=120, global_batch_size=16),
@@ -161,7 +162,7 @@ def pipeline_spec(scope: tuple[str, ...], layers: int = 4, frequency: int = 2, e
 
 
 def proof_of(root: Path, spec: RunSpec, bare: set[int], **probe: float) -> Replay:
-    """The proof of a run whose ranks ``bare`` captured nothing."""
+    """Return the proof of a run in which the ranks ``bare`` captured nothing."""
     record = attempt_record(spec)
     for rank in bare:
         change_proof(rank, **NOTHING)(record)
@@ -227,7 +228,7 @@ def test_a_bare_rank_still_needs_its_probe(tmp_path: Path) -> None:
 
 
 def test_no_launch_count_passes_below_what_was_expected(tmp_path: Path) -> None:
-    """Even one that no comparison orders."""
+    """This includes NaN, which no comparison orders."""
     sweep = SweepPaths(tmp_path)
     spec = dataclasses.replace(pipeline_spec(("attn",)), parallelism=Parallelism(), training=Training(steps=120))
     write_attempt(sweep, attempt_record(spec))

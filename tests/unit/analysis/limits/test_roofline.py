@@ -1,4 +1,4 @@
-"""The hardware's limit of a cell: its arithmetic, what the report says of it, and when nothing can be said."""
+"""Test the hardware's limit of a cell: its arithmetic, its text in the report, and when it is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit of a graphed step: figures, what bounds it, and when nothing can be said."""
+"""Test the upper bound of a speed-up: its figures, the bottleneck, and when it is unknown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EAGER_MS, GRAPHED_MS = 20.0, 17.0
 
 @st.composite
 def eager_steps(draw: st.DrawFn, communicates: bool = False) -> EagerStep:
-    """Steps in which the device computes for no longer than it is busy."""
+    """Return eager steps in which the device computes at most as long as it is busy."""
     busy = draw(TIMES)
     return EagerStep(draw(TIMES), busy, busy * draw(st.floats(1e-2, 1)), draw(TIMES), KERNELS, communicates)
 
@@ -120,8 +120,8 @@ def test_bounds(computing: float, graphed_ms: float, graphed_host: float | None,
 def test_bounds_of_ranks_that_communicate(
     graphed_ms: float, own_busy: float, graphed_host: float | None, bound: str
 ) -> None:
-    """Where no device has an idle moment it is data, or the slowest rank, that they wait for, and where hosts are fast and
-    devices wait for longer than they are idle."""
+    """If no device is ever idle, ranks wait for data or for the slowest rank. The same holds if hosts are fast and
+    devices wait longer than they are idle."""
     graphed = GraphedStep(graphed_ms, own_busy, 12.0, graphed_host, KERNELS, 1.0)
     for eagers in (12.0, 14.0):
         assert classify_bound(EagerStep(20.0, 16.0, eagers, 19.0, KERNELS, communicates=True), graphed) == bound
@@ -193,7 +193,8 @@ def test_ranks_communicate_where_one_of_one_repeat_does(tmp_path: Path, busy: fl
 
 @pytest.mark.parametrize("slower", [(1, 1, 2), (1, 2, 2)])
 def test_a_machine_that_is_slower_in_all_changes_nothing_of_a_ratio(tmp_path: Path, slower: tuple[int, ...]) -> None:
-    """Repeats of several allocations; nor is one half as long as the others' kernels timed wrongly."""
+    """Repeats run in several allocations. A repeat that takes half as long as the others must not count as wrongly
+    timed."""
 
     def edit(run: AttemptRecord) -> None:
         factor = slower[run.spec.repeat]
@@ -209,7 +210,7 @@ def test_a_machine_that_is_slower_in_all_changes_nothing_of_a_ratio(tmp_path: Pa
 
 
 def test_a_host_that_waits_for_the_device_in_a_step_has_no_time_of_its_own(tmp_path: Path) -> None:
-    """Of one rank and repeat: its slowest rank is not known then."""
+    """This is one rank and one repeat, so the slowest rank is unknown."""
 
     def waits(run: AttemptRecord) -> None:
         timed(run)
@@ -274,7 +275,7 @@ def test_a_pair_without_a_speed_still_shows_the_eager_limit(tmp_path: Path) -> N
 
 
 def test_a_graphed_run_whose_trace_is_lost_is_held_against_nothing(tmp_path: Path) -> None:
-    """Its launches were seen, its kernels were not: that is no idle device."""
+    """The trace has launches but no kernels. This does not mean that the device was idle."""
 
     def lost(run: AttemptRecord) -> None:
         timed(run)
@@ -330,7 +331,7 @@ def test_the_report_says_how_far_and_what_captures_cost(tmp_path: Path) -> None:
 def test_nearness_is_to_what_is_computed_however_long_kernels_wait(
     tmp_path: Path, busy: float, computing: float, said: str
 ) -> None:
-    """A rank that waits is busy for longer than its step when traced; that is no time that graphs could beat."""
+    """In the trace, a waiting rank is busy for longer than its step. Graphs could not save that time."""
 
     def waiting(run: AttemptRecord) -> None:
         timed(run)
@@ -355,7 +356,7 @@ EP4_WHOLE = ((137.26, 110.16), (141.9, 110.03), (133.32, 110.27), (140.64, 109.8
 def test_ranks_that_communicate_have_figures_of_what_they_compute_alone(
     tmp_path: Path, graphed_ms: float, graphed: Any, near: str, attained: str, bound: str
 ) -> None:
-    """Busy and computing times of four H200s (docs/results/qwen3_8l_megatron_parallel)."""
+    """The busy and computing times are those of four H200s (docs/results/qwen3_8l_megatron_parallel)."""
 
     def of_ranks(run: AttemptRecord) -> None:
         for step in run.metrics:
@@ -375,7 +376,8 @@ def test_ranks_that_communicate_have_figures_of_what_they_compute_alone(
 
 
 def test_ranks_are_at_the_limit_where_they_compute_all_the_step_in_the_graphed_run_too(tmp_path: Path) -> None:
-    """The figures of a pipeline on four H200s (docs/results/qwen3_8l_megatron_parallel), whose eager kernels took longer."""
+    """The figures are those of a pipeline on four H200s (docs/results/qwen3_8l_megatron_parallel), whose eager kernels
+    took longer."""
 
     def pipeline(run: AttemptRecord) -> None:
         for step in run.metrics:
@@ -427,7 +429,7 @@ def takes(graphed_ms: float, change: Any = lambda run: None) -> Any:
 
 
 def test_a_step_shorter_than_its_kernels_has_no_speed_and_is_at_no_limit(tmp_path: Path) -> None:
-    """As a host times steps that does not wait for the device."""
+    """A host records such times if it does not wait for the device."""
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=takes(4.0))
     report = write_report(sweep)
     (_, torch, _) = judge_sweep(sweep).results
@@ -480,7 +482,8 @@ def test_what_a_step_is_held_against(
 
 
 def test_an_eager_step_shorter_than_its_kernels_makes_graphs_neither_faster_nor_slower(tmp_path: Path) -> None:
-    """Its timer did not wait for the device, and graphed steps were timed as they are: graphs seem to cost."""
+    """The timer of the eager run did not wait for the device, and the timer of the graphed run did. So graphs seem to
+    cost time."""
 
     def unsynchronised(run: AttemptRecord) -> None:
         timed(run)
@@ -529,7 +532,7 @@ def test_an_eager_step_may_be_shorter_than_its_probe_says_by_as_little_as_a_grap
 def test_an_eager_step_as_long_as_its_kernels_is_sound_on_machines_that_differ(
     tmp_path: Path, slower: tuple[int, ...]
 ) -> None:
-    """One machine in three takes twice as long: the median step is of one machine, and busy times are of all."""
+    """One of three machines takes twice as long. The median step comes from one machine, but busy times come from all."""
 
     def edit(run: AttemptRecord) -> None:
         timed(run)
@@ -546,7 +549,8 @@ def test_an_eager_step_as_long_as_its_kernels_is_sound_on_machines_that_differ(
 
 
 def test_without_a_speed_the_eager_step_is_of_the_same_runs_as_its_kernels(tmp_path: Path) -> None:
-    """Where no graphed run was timed the twin alone has a limit: a step and busy times by the same mean."""
+    """If no graphed run was timed, only the eager baseline has a bound. Its step and busy times must be means of the
+    same runs."""
 
     def edit(run: AttemptRecord) -> None:
         timed(run)

@@ -1,4 +1,4 @@
-"""The work of a step: what adds up, what doubles, and formulas written out for one layout."""
+"""Test the work of a step: what adds up, what doubles, and the written-out formulas of one layout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODELS = (DENSE, MOE, SHARED, replace(DENSE, window_size=32, window_attn_skip_fr
 
 @st.composite
 def specs(draw: st.DrawFn) -> RunSpec:
-    """Layouts that divide model and batch evenly."""
+    """Draw layouts that divide the model and the batch evenly."""
     model = draw(st.sampled_from(MODELS))
     tp, dp, pp = (draw(st.sampled_from((1, 2))) for _ in range(3))
     vpp = draw(st.sampled_from((1, 2))) if pp > 1 else 1
@@ -50,7 +50,7 @@ def with_layout(spec: RunSpec, **changes: object) -> RunSpec:
 
 
 def whole(spec: RunSpec) -> StepWork:
-    """The work of all ranks together."""
+    """Return the work of all ranks together."""
     ranks, found = spec.parallelism.stage_size, dict.fromkeys(KINDS, Work())
     for stage in work_of_stages(spec):
         found = {kind: found[kind] + stage[kind].times(ranks) for kind in KINDS}
@@ -68,7 +68,7 @@ def test_all_ranks_together_take_the_operations_of_the_model(spec: RunSpec) -> N
 
 @given(specs())
 def test_stages_add_up_to_the_whole(spec: RunSpec) -> None:
-    """The micro-batches of a rank do not depend on the number of stages."""
+    """A rank's number of micro-batches does not depend on the number of stages."""
     staged, one = whole(spec), whole(with_layout(spec, pp=1, vpp=1, schedule="1f1b"))
     for kind in KINDS:
         assert staged[kind].operations == pytest.approx(one[kind].operations, rel=1e-12)
@@ -111,7 +111,7 @@ def test_only_several_ranks_send(spec: RunSpec) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_dense_layer_on_one_gpu_moves_what_is_written_out_here(precision: str) -> None:
-    """One micro-batch of 256 tokens through one layer: 2 norms, 4 products, attention, and AdamW."""
+    """The step sends one micro-batch of 256 tokens through one layer: 2 norms, 4 products, attention, and AdamW."""
     model = replace(DENSE, num_layers=1)
     spec = with_training(
         RunSpec(model=model), sequence_length=128, micro_batch_size=2, global_batch_size=2, precision=precision
@@ -159,7 +159,8 @@ def test_the_distributed_optimizer_divides_the_update() -> None:
 
 
 def test_what_is_sent_written_out() -> None:
-    """Two data-parallel ranks sum gradients; two tensor-parallel ones sum 4 tensors of a layer, and 2 around the layers."""
+    """Two data-parallel ranks sum gradients. Two tensor-parallel ranks sum 4 tensors in each layer, and 2 around the
+    layers."""
     spec = with_training(RunSpec(model=DENSE), sequence_length=128, micro_batch_size=2, global_batch_size=4)
     parameters = bytes_of_stages(spec)[0] / 16
     assert bytes_sent(with_layout(spec, dp=2)) == {"data": parameters * 4}

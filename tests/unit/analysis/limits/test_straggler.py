@@ -1,4 +1,4 @@
-"""Stragglers: a rank is held against the others of its pipeline stage."""
+"""Test stragglers: a rank is compared with the other ranks of its pipeline stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Throttled GPUs: what is said of them, and which words they leave standing."""
+"""Test throttled GPUs: what the report says about them, and which speed verdicts they change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECONDS = UNTHROTTLED.seconds
 
 
 def change_clocks(graphed: bool | None = None, rank: int = 0, **fields: Any) -> Edit:
-    """Of the measured steps of one side, or of both; ``throttled`` is seconds of ``SECONDS``."""
+    """Change the clocks in the measured steps of one side, or of both. ``throttled`` is in seconds, of ``SECONDS``."""
 
     def change(run: AttemptRecord) -> None:
         for event in run.events[rank]:
@@ -76,7 +76,8 @@ def share(share: float, reason: str = "power_cap") -> dict[str, float]:
 
 
 def slower_by(share: float) -> Edit:
-    """Graphed runs that take ``1 + share`` times as long as eager ones, as the records have them, over 1.25."""
+    """Return step times of graphed runs that take ``1 + share`` times as long as eager ones, where the records have a
+    ratio of 1.25."""
 
     def change(run: AttemptRecord) -> None:
         for step in run.metrics if run.spec.graphed else ():
@@ -234,7 +235,8 @@ def test_the_family_of_a_sweep_does_not_give_the_word_back(tmp_path: Path) -> No
 
 
 def test_the_interval_of_a_family_is_held_against_throttling_too(tmp_path: Path) -> None:
-    """Cells that stay FASTER by themselves without the 6% of a cap; one of six that a fifth as unsteady one is among."""
+    """A cell that is judged alone stays FASTER despite a cap of 6%. Judged with five others, one of which is unsteady
+    by a fifth, it does not."""
 
     def edit(run: AttemptRecord) -> None:
         unsteady = run.spec.training.learning_rate > 5.5e-3
@@ -262,7 +264,7 @@ def test_a_graphed_run_that_is_capped_more_is_faster_all_the_same(tmp_path: Path
 
 @pytest.mark.parametrize(("share_of_eager", "word"), [(0.06, "FASTER"), (0.19, "FASTER"), (0.25, "INCONCLUSIVE")])
 def test_a_cap_takes_a_word_away_that_it_may_explain(tmp_path: Path, share_of_eager: float, word: str) -> None:
-    """1.25 times as fast: without the cap eager steps would be shorter by its share at most."""
+    """The speed-up is 1.25. Without the cap, eager steps would be shorter by at most the cap's share."""
     result = graphed_result(tmp_path, change_clocks(False, throttled=share(share_of_eager)))
     assert result.speed.speedup and result.speed.speedup.verdict == word
 
@@ -471,7 +473,7 @@ def test_clocks_below_their_maximum_are_shown_and_doubt_nothing(tmp_path: Path) 
 
 @pytest.mark.parametrize(("mhz", "word"), [(1900, "FASTER"), (1750, "FASTER"), (1500, "INCONCLUSIVE")])
 def test_lower_clocks_of_eager_runs_are_no_speed_up(tmp_path: Path, mhz: int, word: str) -> None:
-    """Graphed steps are 1.25 times as fast, at 1980 MHz."""
+    """Graphed steps are 1.25 times as fast, and run at 1980 MHz."""
     found = graphed_result(tmp_path, change_clocks(False, sm_mhz=mhz)).speed.speedup
     assert found and found.verdict == word
     assert (f"{mhz} MHz in an eager run and at 1980 MHz in a graphed one" in found.reason) == (word == "INCONCLUSIVE")

@@ -1,4 +1,4 @@
-"""The forecast of GPU memory: its terms, its error on the committed reports, and runs that others published."""
+"""Test the forecast of GPU memory: its terms, its error on the committed reports, and runs that others published."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_passes_in_flight_are_those_of_the_schedule(schedule: Schedule, chunks: 
 
 
 def test_what_a_setting_changes() -> None:
-    """Earlier stages hold more micro-batches; recomputation, padding and fused gradients do what they are for."""
+    """Earlier stages hold more micro-batches. Recomputation, padding and fused gradients have their known effects."""
     first, last = forecast(MIXTURE)
     kept = {
         rank.stage: sum(t.bytes for t in rank.phases["warmup"] if t.name.startswith("activations"))
@@ -130,7 +130,7 @@ def test_the_pages_are_current_and_the_error_on_held_out_cells_is_small() -> Non
 
 
 def test_gpt_oss_120b_runs_out_of_memory_in_its_second_step() -> None:
-    """After the first step 69 to 70 GB were allocated: the state. The second needs activations beside it."""
+    """After the first step, 69 to 70 GB were allocated for the state. The second step needs activations in addition."""
     rank = of(eager_cell("gpt_oss_120b"))
     between_steps = sum(term.bytes for term in rank.phases["warmup"][:4])
     assert 0.97 * 69e9 < between_steps < 70e9
@@ -157,7 +157,7 @@ def test_those_that_fit_on_sixteen_gpus_are_forecast_to_fit(recipe: str, picked:
 
 
 def test_a_whole_step_of_megatron_keeps_the_gradients_of_each_micro_batch_in_its_pool() -> None:
-    """The allocator cannot give them back, neither during the capture nor afterwards."""
+    """The allocator cannot return them, neither during the capture nor afterwards."""
     training = replace(MIXTURE.training, global_batch_size=32, micro_batch_size=1)
     whole = replace(MIXTURE, engine="megatron", training=training, cuda_graph=CudaGraph("full_iteration"))
     rank, fused = of(whole), of(replace(whole, training=replace(training, gradient_accumulation_fusion=True)))

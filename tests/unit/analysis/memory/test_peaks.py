@@ -1,4 +1,4 @@
-"""Memory of a cell: peaks by phase, what capture added, and which kind of memory it is."""
+"""Test the memory of a cell: its peaks by phase, the memory that the capture added, and the kind of memory."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_gpu_without_memory_has_no_headroom(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_a_gpu_make_up_the_peak_of_its_fullest_rank(tmp_path: Path) -> None:
-    """Rank 1 of the second repeat is the fullest. A graph pool takes what activations took."""
+    """Rank 1 of the second repeat is the fullest. The graph pool replaces the activations."""
 
     def full(run: AttemptRecord) -> None:
         for rank, events in run.events.items():

@@ -1,4 +1,4 @@
-"""What weights, gradients and optimizer state take, against what H200s were seen to hold."""
+"""Compare the computed size of weights, gradients and optimizer state with measurements on H200s."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_parameters_of_one_rank_are_those_of_the_model(name: str) -> None:
 
 
 def test_ranks_share_what_the_layout_says() -> None:
-    """Experts over ep, and their states over the ranks that have the same ones; all else over tp, and its states over dp."""
+    """ep splits experts, and the ranks with the same experts share their optimizer state. tp splits all other weights,
+    and dp shares their state."""
     model = preset("qwen3_8l")
     (whole,) = stages(model, Parallelism())
     layout = Parallelism(ep=4, dp=8, distributed_optimizer=True)
@@ -52,7 +53,8 @@ def test_ranks_share_what_the_layout_says() -> None:
 
 
 def test_the_fullest_stage_counts() -> None:
-    """The last of two has the head as the first has the embedding, and the last norm."""
+    """The last of two stages has the output head and the last norm. The first has the embedding, which is as large as
+    the head."""
     model = replace(preset("llama3_8b"), num_layers=4)
     first, last = stages(model, Parallelism(pp=2))
     assert last.dense - first.dense == model.hidden_size

@@ -1,4 +1,5 @@
-"""Gradients of the first replays: a wrong one is named, and rounding, noise and an earlier difference are no fault."""
+"""Test gradients of the first replays: a wrong gradient is named, but rounding, noise and an earlier difference are no
+fault."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
 STEPS, CAPTURED, SIZE = range(6), 3, 2000
 NAMES = ("layer.weight", "layer.bias", "key.bias")
 SCALES = {"layer.weight": 1.0, "layer.bias": 0.1, "key.bias": 1e-6}
-"""The gradient of a key's bias is zero but for rounding."""
+"""The gradient of a key's bias is zero except for rounding errors."""
 
 
 def run(seed: int, noise: float, *, wrong: str = "", by: float = 0.0, since: int = CAPTURED + 1) -> Any:
-    """A run whose gradients differ by ``noise`` of themselves from those of others; ``wrong`` is wrong ``by`` so much."""
+    """Return a run whose gradients differ from those of other runs by the share ``noise``. The gradient ``wrong`` is
+    off by the share ``by``."""
     own, sketches = np.random.default_rng(seed), {}
     for step in STEPS:
         sketches[step] = {}
@@ -48,7 +50,7 @@ def test_a_wrong_gradient_is_named(noise: float, wrong: str, by: float) -> None:
 
 
 def test_a_gradient_that_is_not_computed_is_named() -> None:
-    """A capture leaves out a parameter that its own step did not use, and every replay does so too."""
+    """A capture omits a parameter that its own step did not use, and so does every replay."""
     one, two, graphed = (run(seed, 0.01) for seed in (1, 2, 3))
     for step in STEPS[CAPTURED + 1 :]:
         del graphed.sketches[step][0, "layer.bias"]
@@ -75,7 +77,7 @@ def test_rounding_and_noise_are_no_fault(eager: float, graphed: dict[str, Any]) 
 
 
 def test_noise_of_two_eager_runs_rarely_hides_itself() -> None:
-    """The estimates rest on few projections: of two hundred clean triples, none is called wrong."""
+    """The estimates rest on few projections. Nevertheless, none of two hundred clean triples is called wrong."""
     for seed in range(200):
         trio = [run(1000 + 3 * seed + number, 0.05) for number in range(3)]
         assert check_first_replay(trio[0], trio[2], trio[1:2], CAPTURED) is None

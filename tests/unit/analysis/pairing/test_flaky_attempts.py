@@ -1,4 +1,4 @@
-"""Attempts made again: a success does not hide a failure before it."""
+"""Test retried runs: a success does not hide an earlier failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRAPHED, EAGER = True, False
 
 
 def retried(root: Path, before: Edit, graphed: bool = GRAPHED, deterministic: bool = False) -> Summary:
-    """Of a sweep whose graphed (or eager) repeat 0 has an attempt changed by ``before``, and a sound one after it."""
+    """Write a sweep in which ``before`` changes an attempt of repeat 0, graphed or eager, and a sound attempt follows."""
 
     def edit(run: AttemptRecord) -> None:
         if run.spec.graphed is graphed and run.spec.repeat == 0:
@@ -249,7 +249,7 @@ def test_who_looks_for_a_failure_does_not_take_one_that_comes_and_goes_for_a_pas
 def test_beside_an_outcome_that_cannot_be_read_no_attempt_counts(
     tmp_path: Path, graphed: bool, attempt: int, content: str
 ) -> None:
-    """It may have been a NaN, before a success or after it."""
+    """The unreadable outcome may have been a NaN, before or after a success."""
 
     def edit(run: AttemptRecord) -> None:
         write_attempt(paths, run)

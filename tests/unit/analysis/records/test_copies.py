@@ -1,4 +1,4 @@
-"""Records that were copied from elsewhere: they are no run of their own, so nothing passes by them."""
+"""Test copied records: a copy is no separate run, so nothing passes because of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A plan whose cells have the specs of others is named: it would say by which margins, and over how many steps, a run is judged."""
+"""Test that a plan is rejected if its cells have the specs of others, since the plan sets the margins and the number of
+steps."""
 
 from __future__ import annotations
 

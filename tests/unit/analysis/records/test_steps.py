@@ -1,4 +1,5 @@
-"""Reading metrics.jsonl: the pattern for lines as runs write them finds the same values and damage as the JSON parser."""
+"""Test reading metrics.jsonl: on lines as runs write them, the pattern finds the same values and the same damage as the
+JSON parser."""
 
 from __future__ import annotations
 

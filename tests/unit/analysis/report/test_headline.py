@@ -1,4 +1,4 @@
-"""The sentence that people repeat claims no more than the verdicts do, whatever they are together."""
+"""Test that the headline claims no more than the verdicts do, for any combination of them."""
 
 from __future__ import annotations
 

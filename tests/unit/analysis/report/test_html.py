@@ -1,5 +1,5 @@
-"""report.html as text: the same bytes, nothing of a record taken for markup, and long curves thinned without hiding a step
-that matters. How it looks and answers is tested in a browser (tests/browser/)."""
+"""Test report.html as text: it has the same bytes each time, no text of a record becomes markup, and thinned curves
+keep every step that matters. Tests in a browser are in tests/browser/."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def chart(y: list[float], label: str = "eager") -> CurveChart:
 
 
 class Reader(HTMLParser):
-    """Tags and text, as a browser would split them."""
+    """Collect tags and text, as a browser would split them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,11 +130,11 @@ def test_markdown_shows_a_text_as_it_is(text: str) -> None:
 
 
 MARKUP = st.text(alphabet="`\\<b>![]() a\n#-|~=1.\0", max_size=14)
-"""What a reader of markdown may take for more than text."""
+"""Draw texts that a Markdown reader may interpret as markup."""
 
 
 def tokens(markdown: str) -> list[tuple[str, str]]:
-    """Blocks and what stands in lines, by a reader that takes HTML for HTML: their types and texts."""
+    """Return the types and texts of blocks and inline tokens, from a Markdown reader that accepts HTML."""
     blocks = MarkdownIt("commonmark", {"html": True}).enable("table").parse(markdown)
     return [(token.type, token.content) for block in blocks for token in (block, *(block.children or ()))]
 
@@ -143,7 +143,7 @@ def tokens(markdown: str) -> list[tuple[str, str]]:
 @given(st.lists(MARKUP, min_size=1, max_size=3))
 @example(["[](", ")"])
 def test_no_text_is_more_than_text_wherever_it_stands(texts: list[str]) -> None:
-    """In any number beside each other, with code of our own between them, in a list and in a table."""
+    """Any number of texts stand next to each other, with our own code between them, in a list and in a table."""
     line = " `ours` ".join(map(escape, texts))
     for markdown in (f"- **x** {line}\n", table(["a"], [texts[:1]]) + "\n", "\n".join(map(item, texts)) + "\n"):
         found = tokens(markdown)

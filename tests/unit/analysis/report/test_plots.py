@@ -1,4 +1,4 @@
-"""Charts and their pictures: what they show, and that nothing of them is cut off."""
+"""Test charts and their pictures: what they show, and that nothing is cut off."""
 
 from __future__ import annotations
 

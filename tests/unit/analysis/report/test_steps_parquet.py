@@ -1,4 +1,4 @@
-"""steps.parquet: a row a step, nothing rounded, nothing that is not finite lost."""
+"""Test steps.parquet: it has one row per step, rounds nothing, and keeps values that are not finite."""
 
 from __future__ import annotations
 

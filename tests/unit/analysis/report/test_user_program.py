@@ -1,4 +1,4 @@
-"""The report of a user's program on a GPU: its model and batch are unknown, and no figure is made of their defaults."""
+"""Test the report of a user's program on a GPU: its model and batch are unknown, so no figure may use their defaults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests import records
 
 @pytest.fixture(autouse=True)
 def programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have written sweeps run a user's program."""
+    """Let written sweeps run a user's program."""
     of_engine = records.workload_spec
 
     def of_program(*arguments: Any) -> RunSpec:

@@ -1,4 +1,4 @@
-"""The report: the same bytes from the same records, the order of its parts, and what it must not say."""
+"""Test the report: equal records give equal bytes, its parts have a fixed order, and it makes no false claim."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOST = Reason("cuda.needed", "torch captures CUDA graphs", "use a host with a GP
 
 
 def eventful(run: AttemptRecord) -> None:
-    """Second workload: one graphed repeat diverges. Third: its graphed cell runs out of memory."""
+    """Let one graphed repeat of the second workload diverge, and the graphed cell of the third run out of memory."""
     if not run.spec.graphed:
         return
     if run.spec.training.learning_rate == 2e-3 and run.spec.repeat == 1:
@@ -108,7 +108,7 @@ def test_a_report_says_what_it_cost_and_where_the_seconds_went(tmp_path: Path) -
 
 
 def test_a_cost_counts_other_attempts_and_the_time_between_them(tmp_path: Path) -> None:
-    """The last run, a graphed one, was preempted after 30 s, and began again 10 s later."""
+    """The last run, which is graphed, was preempted after 30 s and began again 10 s later."""
     sweep = SweepPaths(tmp_path)
 
     def again(run: AttemptRecord) -> None:
@@ -191,7 +191,7 @@ def test_what_a_run_says_of_itself_stands_by_its_divergence(tmp_path: Path) -> N
 
 
 def test_cells_that_were_not_picked_are_spoken_of(tmp_path: Path) -> None:
-    """The resolved recipe has them, and the summary counts without them."""
+    """The resolved recipe has these cells, but the summary counts without them."""
     sweep = write_sweep(tmp_path)
     said = "The sweep ran only cells with training.compile=none and cuda_graph.impl=torch (--only)"
     assert said not in report_text(sweep)
@@ -200,7 +200,8 @@ def test_cells_that_were_not_picked_are_spoken_of(tmp_path: Path) -> None:
 
 
 def test_repeats_of_unlike_machines_are_told_pair_by_pair(tmp_path: Path) -> None:
-    """Their mean is of no machine, and their losses are of other code: repeats 0 and 1 are judged apart from 2."""
+    """No machine has the mean of these repeats, and their losses come from other code. Repeats 0 and 1 are judged apart
+    from repeat 2."""
 
     def newer(run: AttemptRecord) -> None:
         for step in run.metrics:

@@ -1,4 +1,4 @@
-"""The speed verdict held to account: simulated sweeps of known truth, from step times to the verdict."""
+"""Test the speed verdict on simulated sweeps of known truth, from step times to the verdict."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SWEEPS = 300
 
 
 def last_of_ten(true: float, slot: float) -> Counter[str]:
-    """The words of a graphed cell that runs ten places from the eager run of its repeat, on a machine whose steps take ``slot``
-    longer, relative, with each run. Every other repeat runs backwards."""
+    """Return the verdicts of a graphed cell that runs ten places after the eager run of its repeat. The machine's steps
+    take the share ``slot`` longer with each run. Every other repeat runs backwards."""
     random = np.random.default_rng(5)
     found: Counter[str] = Counter()
     for _ in range(SWEEPS):
@@ -48,7 +48,7 @@ def last_of_ten(true: float, slot: float) -> Counter[str]:
 
 
 def test_a_machine_that_slows_down_steadily_does_not_make_graphs_slow() -> None:
-    """Every pair is 2% apart, and so are consecutive eager runs."""
+    """Every pair differs by 2%, and so do consecutive eager runs."""
     assert last_of_ten(1.0, slot=0.002)["SLOWER"] <= 0.05 * SWEEPS
 
 
@@ -81,14 +81,15 @@ def verdicts(true: float, repeats: int, kind: str) -> Counter[str]:
     ],
 )
 def test_a_step_that_is_not_faster_is_called_faster_as_rarely_as_the_interval_promises(kind: str, repeats: int) -> None:
-    """2.5% on either side; 300 sweeps show 5% by chance once in a hundred times."""
+    """The bound is 2.5% on either side. By chance, 300 sweeps show 5% once in a hundred times."""
     found = verdicts(1.0, repeats, kind)
     assert found["FASTER"] <= 0.05 * SWEEPS
     assert found["SLOWER"] <= 0.05 * SWEEPS
 
 
 def test_a_slow_state_of_nearly_the_whole_window_is_seldom_called_faster() -> None:
-    """Five of 100 steps are not slow, beside noise of half their size. docs/speed.md has the rates, and what no test can do."""
+    """Only five of 100 steps are not slow, and the noise is half as large as the slowdown. docs/speed.md has the error
+    rates, and what no test can detect."""
     assert verdicts(1.0, 3, "slow but for the last twentieth, uneven")["FASTER"] <= 0.08 * SWEEPS
 
 
@@ -104,7 +105,7 @@ def test_a_transient_does_not_hide_a_large_speed_up() -> None:
 def test_a_machine_that_is_slower_in_every_other_run_makes_no_cell_slow(
     cells: int, repeats: int, lost: tuple[int, ...]
 ) -> None:
-    """1% slower, while runs are half a percent apart. The pairs of ``lost`` repeats have no speed."""
+    """Every other run is 1% slower, while runs differ by half a percent. The pairs of ``lost`` repeats have no speed."""
     found = in_step(cells, repeats, lost)
     assert found["FASTER"] + found["SLOWER"] <= 0.05 * SWEEPS
 
@@ -128,7 +129,7 @@ def test_a_difference_is_found_the_sooner_the_more_repeats(true: float, repeats:
 
 @pytest.mark.parametrize("true", [1.0, 1.05])
 def test_stalls_of_graphed_runs_alone_are_never_taken_for_outliers(true: float) -> None:
-    """Every 25th step takes three times as long: 8% in all, more than the 5% that the other steps gain."""
+    """Every 25th step takes three times as long. This costs 8% in all, more than the 5% that the other steps gain."""
     assert verdicts(true, 3, "stalls")["FASTER"] == 0
 
 
@@ -137,7 +138,8 @@ def test_stalls_of_graphed_runs_alone_are_never_taken_for_outliers(true: float) 
 
 @dataclass(frozen=True)
 class Noise:
-    """How far runs are apart, in ``RUN_SPREAD``: eager ones, graphed ones, and those of every so many-th cell instead."""
+    """How far eager and graphed runs differ, in units of ``RUN_SPREAD``. In every n-th cell (``every``), ``unsteady``
+    replaces ``graphed``."""
 
     eager: float = 1.0
     graphed: float = 1.0
@@ -151,7 +153,7 @@ class Noise:
 def swept(
     noise: Noise, workloads: int, cells: int, repeats: int, true: float = 1.0
 ) -> list[tuple[list[str], list[str]]]:
-    """The words of the cells of many sweeps, each by itself and all at once."""
+    """Return the verdicts on the cells of many sweeps, each cell by itself and all together."""
     random = np.random.default_rng(23)
     spreads = np.array([noise.of(cell) for cell in range(workloads * cells)]).reshape(workloads, cells, 1)
     found = []
@@ -182,7 +184,8 @@ def claims(words: list[str]) -> bool:
 def test_a_sweep_of_cells_that_are_not_faster_rarely_calls_one_so(
     noise: Noise, repeats: int, workloads: int, cells: int
 ) -> None:
-    """At most 5% do, and what chance adds to it once in a hundred times; of cells by themselves up to half."""
+    """At most 5% of sweeps do, plus what chance adds once in a hundred times. If cells are judged by themselves, up to
+    half do."""
     found = swept(noise, workloads, cells, repeats)
     most = 0.05 * SWEEPS + 2.33 * (0.05 * 0.95 * SWEEPS) ** 0.5
     assert sum(claims(alone) for alone, _ in found) > most
@@ -201,7 +204,7 @@ def test_what_is_clearly_faster_stays_so_among_twenty_cells(
 
 
 def test_one_unsteady_cell_does_not_hide_what_is_obvious() -> None:
-    """Its runs are a tenth apart, twenty times as far as all others."""
+    """The runs of the unsteady cell differ by a tenth, twenty times as much as all others."""
     found = Counter(word for _, of_all in swept(Noise(unsteady=20), 20, 1, 2, 4.0) for word in of_all[1:])
     assert found["FASTER"] == found.total()
 
@@ -210,7 +213,7 @@ def test_one_unsteady_cell_does_not_hide_what_is_obvious() -> None:
 
 
 def test_the_intervals_of_all_looks_hold_together_as_often_as_one_of_95_percent() -> None:
-    """Unless the looks share the error: then one of eight bundles has a wrong one."""
+    """If the looks did not share the error, one of eight bundles would have a wrong interval."""
     random, missed = np.random.default_rng(0), Counter[int]()
     for _ in range(1000):
         ratios = np.exp(random.normal(0, 0.01, AUTO_LOOKS[-1])).tolist()
@@ -222,7 +225,7 @@ def test_the_intervals_of_all_looks_hold_together_as_often_as_one_of_95_percent(
 
 @pytest.mark.parametrize("kind", ["noisy", "slow last half"])
 def test_a_sweep_that_is_looked_at_thrice_is_wrongly_decided_no_oftener_than_the_interval_promises(kind: str) -> None:
-    """At any look, whichever ends the bundle."""
+    """This holds for a wrong verdict at any look, whichever look ends the bundle."""
     assert share(speed_words(1.0, kind, RUN_SPREAD, 150)["auto"], "FASTER", "SLOWER") <= 0.05
 
 

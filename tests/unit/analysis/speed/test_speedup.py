@@ -1,4 +1,4 @@
-"""Speed-up words, their interval, and the pairs a ratio is read from."""
+"""Test speed verdicts, their interval, and the pairs from which a ratio is computed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compared(root: Path, edit: Callable[[AttemptRecord], None], repeats: int = 2
 
 
 def timed(root: Path, graphed_ms: Callable[[AttemptRecord], float], repeats: int = 2) -> Speed | None:
-    """The speed of a sweep whose steps all take ``EAGER_MS`` eager and ``graphed_ms`` graphed."""
+    """Return the speed of a sweep whose steps take ``EAGER_MS`` eager and ``graphed_ms`` graphed."""
 
     def edit(run: AttemptRecord) -> None:
         for step in run.metrics:
@@ -113,7 +113,8 @@ def test_a_few_steps_give_no_word() -> None:
 
 @pytest.mark.parametrize(("true", "repeats", "spread"), [(1.0, 2, 0.02), (1.0, 5, 0.05), (1.004, 3, 0.01)])
 def test_a_wrong_direction_is_as_rare_as_the_interval_promises(true: float, repeats: int, spread: float) -> None:
-    """Of 2,000 sweeps with known truth: a step that is not faster is called FASTER at most as often as one tail allows."""
+    """In 2,000 sweeps of known truth, a step that is not faster is called FASTER at most as often as one tail of the
+    interval allows."""
     random = np.random.default_rng(7)
     drawn = true * np.exp(random.normal(0, spread, (2000, repeats)))
     words = [speed_verdict(interval_of(list(ratios)), MINIMUM_STEPS)[0] for ratios in drawn]
@@ -173,7 +174,7 @@ def test_a_step_time_that_is_no_time_gives_no_ratio(tmp_path: Path, bad: float) 
 
 
 def slow_steps(every: int, side: bool) -> Callable[[AttemptRecord], None]:
-    """Constant times, with every so many steps of one side five times as long."""
+    """Return constant times in which every n-th step of one side takes five times as long."""
 
     def edit(run: AttemptRecord) -> None:
         base = 16.0 if run.spec.graphed else EAGER_MS
@@ -196,7 +197,8 @@ def test_a_hiccup_is_left_out_on_both_sides(tmp_path: Path) -> None:
 
 
 def test_a_second_mode_of_the_graphed_run_is_not_hidden(tmp_path: Path) -> None:
-    """Every tenth graphed step takes five times as long: by its median it is 1.25 times as fast, in truth it is slower."""
+    """Every tenth graphed step takes five times as long. By its median the run is 1.25 times as fast, but in truth it
+    is slower."""
     speed = compared(tmp_path, slow_steps(10, side=True)).speed.speedup
     assert speed is not None
     assert speed.verdict == "SLOWER"
@@ -204,7 +206,8 @@ def test_a_second_mode_of_the_graphed_run_is_not_hidden(tmp_path: Path) -> None:
 
 
 def test_rare_steps_count_where_one_side_alone_has_them(tmp_path: Path) -> None:
-    """Three of 112 steps in each of three repeats, always graphed ones: rare in each run, and no chance."""
+    """In each of three repeats, three of 112 graphed steps are slow. This is rare in each run, but together it is no
+    chance."""
     speed = compared(tmp_path, slow_steps(40, side=True), repeats=3).speed.speedup
     assert speed is not None
     assert speed.outliers_kept == "9 graphed steps are far from their run's median, but only 0 eager steps"
@@ -212,7 +215,7 @@ def test_rare_steps_count_where_one_side_alone_has_them(tmp_path: Path) -> None:
 
 
 def stalls(at: Callable[[AttemptRecord], dict[int, float]]) -> Callable[[AttemptRecord], None]:
-    """Graphed steps 5% faster than eager ones, but for steps that take so many times as long."""
+    """Return graphed steps that are 5% faster than eager ones, except for some steps that take several times as long."""
 
     def edit(run: AttemptRecord) -> None:
         for step in run.metrics:
@@ -222,13 +225,13 @@ def stalls(at: Callable[[AttemptRecord], dict[int, float]]) -> Callable[[Attempt
 
 
 def few_of_graphed_runs(run: AttemptRecord) -> dict[int, float]:
-    """Five over three repeats, as many as chance makes."""
+    """Make five graphed steps slow over three repeats, as many as chance makes."""
     steps = {0: (60, 90), 1: (60, 90), 2: (80,)}[run.spec.repeat]
     return dict.fromkeys(steps, 100.0) if run.spec.graphed else {}
 
 
 def long_ones_of_graphed_runs(run: AttemptRecord) -> dict[int, float]:
-    """As many on either side, and longer on one."""
+    """Make equally many steps slow on both sides, but those of one side longer."""
     return dict.fromkeys(range(13 if run.spec.graphed else 7, 120, 25), 30.0 if run.spec.graphed else 1.1)
 
 
@@ -236,7 +239,7 @@ def long_ones_of_graphed_runs(run: AttemptRecord) -> dict[int, float]:
 def test_what_is_left_out_does_not_change_the_word(
     tmp_path: Path, at: Callable[[AttemptRecord], dict[int, float]]
 ) -> None:
-    """Over all steps the graphed runs take more than twice as long."""
+    """Over all steps, the graphed runs take more than twice as long."""
     speed = compared(tmp_path, stalls(at), repeats=3).speed.speedup
     assert speed is not None
     assert speed.outliers > 0 and speed.outliers_kept == ""
@@ -248,7 +251,7 @@ def test_what_is_left_out_does_not_change_the_word(
 
 
 def at(place: Callable[[int, bool], float], seconds: float = 60.0) -> Callable[[AttemptRecord], None]:
-    """Runs of 20 ms and 16 ms a step that begin at a place by their repeat and side, and last for so long."""
+    """Return runs with steps of 20 ms and 16 ms. Repeat and side decide when each begins and how long it lasts."""
 
     def edit(run: AttemptRecord) -> None:
         assert run.outcome is not None
@@ -317,7 +320,7 @@ def test_a_change_within_the_window_is_no_speed_up(tmp_path: Path, repeats: int)
 
 
 def change_seconds(factor: float, graphed: bool = True) -> Callable[[AttemptRecord], None]:
-    """Measured phases of 20 and 16 ms a step. The clock of one side's host says ``factor`` times as much."""
+    """Measured phases have steps of 20 and 16 ms. The host's clock of one side shows ``factor`` times as much."""
 
     def edit(run: AttemptRecord) -> None:
         for step in run.metrics:
@@ -335,7 +338,7 @@ def change_seconds(factor: float, graphed: bool = True) -> Callable[[AttemptReco
 def test_step_times_of_another_unit_than_the_hosts_clock_give_no_figure(
     tmp_path: Path, factor: float, graphed: bool
 ) -> None:
-    """Seconds recorded as milliseconds, or a host that did not wait for its device."""
+    """Seconds were recorded as milliseconds, or the host did not wait for its device."""
     result = compared(tmp_path, change_seconds(factor, graphed))
     assert result.speed.speedup is None
     took = (1.824 if graphed else 2.3) * factor
@@ -346,7 +349,7 @@ def test_step_times_of_another_unit_than_the_hosts_clock_give_no_figure(
 
 @pytest.mark.parametrize(("factor", "word"), [(1.0, "FASTER"), (1.1, "FASTER"), (1.2, "INCONCLUSIVE")])
 def test_a_gain_is_one_by_the_hosts_clock_too(tmp_path: Path, factor: float, word: str) -> None:
-    """Graphed steps are 4 of 20 ms shorter, but more passes between them."""
+    """Graphed steps take 4 of 20 ms less, but more time passes between them."""
     speed = compared(tmp_path, change_seconds(factor)).speed.speedup
     assert speed is not None and speed.verdict == word
     assert ("by the host's clock" in speed.reason) == (word == "INCONCLUSIVE")
@@ -402,7 +405,7 @@ CELLS = [
     ("two", [1.5, 1.52, 1.54]),
     ("two", [1.2, 1.2001, 1.2002]),
 ]
-"""Two cells share their eager runs, and so do the other two; the second is the least steady one."""
+"""The first two cells share their eager runs, and so do the other two. The second cell is the least steady one."""
 
 
 def test_a_cell_alone_is_a_family_of_one() -> None:
@@ -423,7 +426,8 @@ def test_an_interval_is_as_wide_as_the_noise_of_all_cells_asks_or_bonferronis_by
 
 
 def test_what_is_sure_by_itself_stays_so_beside_an_unsteady_cell() -> None:
-    """As in a sweep of the demonstration, on a CPU: pairs of one cell 0.3% apart, of the other three fourths."""
+    """The ratios are as in a sweep of the demonstration on a CPU: the pairs of one cell differ by 0.3%, those of the
+    other by three fourths."""
     cells = [("one", [1.468, 1.472]), ("two", [0.95, 1.67])]
     intervals = [interval_of(ratios, family) for (_, ratios), family in zip(cells, families(cells), strict=True)]
     assert [speed_verdict(interval, MINIMUM_STEPS)[0] for interval in intervals] == ["FASTER", "INCONCLUSIVE"]
@@ -438,7 +442,8 @@ def test_an_interval_of_a_family_holds_the_cells_own(cells: list[list[float]]) -
 
 
 def pairs_of(ratios: list[float], slower: float = 0.0, moved: float = 1.0) -> list[PairSpeed]:
-    """One after the other, of a machine that slows eager steps down by ``slower`` from repeat to repeat (a logarithm)."""
+    """Return consecutive pairs of a machine that slows eager steps down by ``slower``, a logarithm, from repeat to
+    repeat."""
     times = [EAGER_MS * math.exp(slower * place) for place in range(len(ratios))]
     return [
         PairSpeed(
@@ -484,7 +489,7 @@ def test_a_wider_interval_of_a_neutral_cell_makes_it_no_faster() -> None:
 
 
 def apart(run: AttemptRecord) -> None:
-    """Pairs of 1.25 and 1.23; those of the third workload, where there is one, of 1.1 and 0.9."""
+    """Let pairs have ratios of 1.25 and 1.23, and those of the third workload, if there is one, of 1.1 and 0.9."""
     unsteady = run.spec.training.learning_rate == 3e-3
     ratios = (1.1, 0.9) if unsteady else (1.25, 1.23)
     for step in run.metrics:
@@ -501,7 +506,7 @@ def test_what_one_pair_shows_is_said_and_not_claimed(tmp_path: Path) -> None:
 
 
 def test_words_of_a_sweep_are_said_of_all_cells_at_once(tmp_path: Path) -> None:
-    """By itself the interval clears 1; beside a cell whose pairs are a fifth apart nobody can be so sure."""
+    """By itself, the interval excludes 1. Next to a cell whose pairs differ by a fifth, this is no longer certain."""
     alone, beside = (judge_sweep(write_sweep(tmp_path / str(n), edit=apart, workloads=n)) for n in (2, 3))
     said = [summarise(judged.results).text for judged in (alone, beside)]
     first = [judged.results[1].speed.speedup for judged in (alone, beside)]

@@ -1,4 +1,4 @@
-"""The steady window: settling and outliers go, behaviour stays."""
+"""Test the steady window: it drops settling steps and outliers, but keeps the run's own behaviour."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def steps_of(times: Floats, first: int = 0, phase: str = "measure") -> Steps:
 
 
 def steady(count: int = STEPS, seed: int = 0) -> Floats:
-    """A GPU's steps: 20 ms, a tenth of a percent apart."""
+    """Return the steps of a GPU: 20 ms each, a tenth of a percent apart."""
     times: Floats = 20.0 * (1 + np.random.default_rng(seed).normal(0, 1e-3, count))
     return times
 
@@ -98,7 +98,7 @@ def test_two_modes_of_a_half_each_are_all_kept() -> None:
 def test_the_mean_is_never_far_from_the_whole_runs_where_one_side_alone_is_slow(
     seed: int, every: int, slower: float, repeats: int
 ) -> None:
-    """What recurs on one side alone is left out only while it is fewer steps than chance makes, over all pairs."""
+    """Slow steps that recur on one side alone are left out only if chance makes as many, over all pairs."""
     windows = []
     for repeat in range(repeats):
         times = steady(seed=seed + repeat)

@@ -1,4 +1,4 @@
-"""Medians against NumPy's own, to the bit."""
+"""Compare medians with NumPy's, bit for bit."""
 
 from __future__ import annotations
 

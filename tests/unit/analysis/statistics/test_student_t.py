@@ -1,4 +1,4 @@
-"""Student's t against its tables, its closed forms and its own inverse."""
+"""Compare Student's t with its tables, its closed forms and its own inverse."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_one_and_two_degrees_have_a_closed_form(p: float) -> None:
 
 @given(st.floats(1e-5, 1 - 1e-5), DEGREES)
 def test_the_quantile_is_the_inverse_of_the_distribution(p: float, degrees: float) -> None:
-    """On either side of the middle, where one is the other's mirror image."""
+    """Both sides of the middle are tested. One is the mirror image of the other."""
     t = quantile(p, degrees)
     assert (t < 0) == (p < 0.5)
     assert upper_tail(abs(t), degrees) == pytest.approx(min(p, 1 - p), rel=1e-8)

@@ -1,4 +1,4 @@
-"""From the records of a sweep to verdicts, outcomes and exit codes."""
+"""Test the way from the records of a sweep to verdicts, outcomes and exit codes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_noise_within_the_margin_is_equivalent_and_worst_repeat_wins(tmp_path: P
 
 
 def test_each_graphed_run_equal_to_an_eager_one_of_its_own_is_not_bitwise(tmp_path: Path) -> None:
-    """Eager does not repeat itself, and no pair sees that by itself."""
+    """Eager runs differ from each other, which no pair shows by itself."""
 
     def second(run: AttemptRecord) -> None:
         for step in run.metrics[60:] if run.spec.repeat else ():
@@ -102,7 +102,7 @@ def test_repeats_are_judged_together_the_one_that_is_equal_to_the_bit_too(tmp_pa
 
 
 def test_of_repeats_by_two_versions_of_the_code_the_largest_differences_are_shown(tmp_path: Path) -> None:
-    """They are judged apart, and the worse of them is what the cell comes to."""
+    """Each version's repeats are judged apart. The cell gets the worse verdict."""
 
     def newer(run: AttemptRecord) -> None:
         if run.spec.repeat >= 2:
@@ -135,7 +135,7 @@ def test_a_step_beyond_the_margin_is_of_the_repeat_that_has_it(tmp_path: Path) -
 
 def test_the_more_cells_of_a_sweep_are_tested_the_surer_each_has_to_be(tmp_path: Path) -> None:
     def offset(run: AttemptRecord) -> None:
-        """Sure in two of the workloads, with a p of 0.03 in the others."""
+        """Make the verdict certain in two of the workloads, and give the others p-values of 0.03."""
         spread, mean = (1e-5, 1e-5) if run.spec.training.learning_rate < 2.5e-3 else (1e-4, 4.5e-4)
         for step in run.metrics:
             step["loss"] += (spread if run.spec.repeat else -spread) + (mean if run.spec.graphed else 0)
@@ -152,13 +152,13 @@ def test_the_more_cells_of_a_sweep_are_tested_the_surer_each_has_to_be(tmp_path:
 
 
 def keep_parameters(run: AttemptRecord) -> None:
-    """The optimizer never steps after the capture."""
+    """Keep the parameters: the optimizer never steps after the capture."""
     for event in (event for events in run.events.values() for event in events if event["kind"] == "parameters"):
         event["digest"] = "first"
 
 
 def test_ranks_that_are_replicas_in_eager_runs_alone_are_a_divergence(tmp_path: Path) -> None:
-    """A replay without the reduction of gradients: each rank trains on its own, and the mean loss is nearly the same."""
+    """A replay omits the reduction of gradients. Each rank then trains alone, and the mean loss stays nearly the same."""
 
     def edit(run: AttemptRecord) -> None:
         end_elsewhere(run, 0, 1, apart=run.spec.graphed and run.spec.repeat == 1)
@@ -172,7 +172,7 @@ def test_ranks_that_are_replicas_in_eager_runs_alone_are_a_divergence(tmp_path: 
     ("scope", "verdict"), [(["forward_backward"], "EQUIVALENT"), (["forward_backward", "optimizer"], "INCONCLUSIVE")]
 )
 def test_a_captured_optimizer_passes_only_if_the_loss_falls(tmp_path: Path, scope: list[str], verdict: str) -> None:
-    """At a low learning rate, even updates in the wrong direction stay within the margin, and digests change."""
+    """At a low learning rate, even updates in the wrong direction stay within the margin, although digests change."""
 
     def edit(run: AttemptRecord) -> None:
         towards = 1e-4 if run.spec.graphed else -1e-4
@@ -189,7 +189,7 @@ def test_a_captured_optimizer_passes_only_if_the_loss_falls(tmp_path: Path, scop
 
 
 def end_elsewhere(run: AttemptRecord, *ranks: int, apart: bool = False) -> None:
-    """The last update, or one of a parameter that no loss depends on, has another result."""
+    """Change the result of the last update, or of an update of a parameter that no loss depends on."""
     for rank in ranks:
         digest = f"of repeat {run.spec.repeat}, {run.spec.cuda_graph.label}" + f", rank {rank}" * apart
         for event in run.events[rank]:
@@ -409,7 +409,7 @@ def test_what_is_no_number_is_read_as_none(tmp_path: Path, name: str, value: obj
 
 
 def test_a_norm_that_nobody_computed_is_incomparable(tmp_path: Path) -> None:
-    """Programs write -1 then: equal on both sides, whatever graphs compute."""
+    """Programs then write -1. It is equal on both sides, whatever graphs compute."""
 
     def edit(run: AttemptRecord) -> None:
         for step in run.metrics:
@@ -461,7 +461,7 @@ def test_a_later_attempt_counts_unless_infrastructure_or_the_user_ended_it(tmp_p
 
 
 def test_each_graphed_run_meets_the_eager_attempt_of_its_own_allocation(tmp_path: Path) -> None:
-    """A twin made again for one graphed cell takes nothing from another that it ran beside before."""
+    """An eager baseline that is retried for one graphed cell leaves the pairs of other cells as they are."""
     sweep = write_sweep(tmp_path)
     for repeat in range(2):
         again = attempt_record(dataclasses.replace(workload_spec(0, "none", 120), repeat=repeat), allocation="later")
@@ -530,7 +530,7 @@ def test_noise_of_eager_before_the_capture_is_not_held_against_a_graphed_run(tmp
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_nan_of_eager_is_blamed_on_no_graph(tmp_path: Path, ends: bool) -> None:
-    """In one repeat of several, whose graphed twin is finite, or meets its own before it."""
+    """The NaN is in one of several eager repeats. The graphed run of that repeat is finite, or has its own NaN earlier."""
 
     def nan(run: AttemptRecord) -> None:
         if run.spec.repeat == 0 and (ends or not run.spec.graphed):
@@ -565,7 +565,7 @@ def test_one_bit_is_told_apart_in_words(tmp_path: Path) -> None:
 
 
 def changed_outcome(**fields: Any) -> Edit:
-    """Of another kind than a record holds there."""
+    """Return an edit that gives the outcome values of other types than a record has."""
     return lambda run: setattr(run, "outcome", dataclasses.replace(run.outcome, **fields))
 
 

@@ -1,4 +1,4 @@
-"""``repeats: auto``: when a bundle may stop, and that its report then says what was decided."""
+"""Test ``repeats: auto``: when a bundle may stop, and that the report then shows the decision."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Edit = Callable[[AttemptRecord], None]
 
 
 def auto(root: Path, made: int, edit: Edit = unchanged, **options: Any) -> tuple[SweepPaths, BundlePaths]:
-    """A sweep of which ``made`` of up to six repeats were made, and the bundle of its first workload."""
+    """Return a sweep with ``made`` of up to six repeats, and the bundle of its first workload."""
 
     def only_made(record: AttemptRecord) -> None:
         record.begun = record.spec.repeat < made
@@ -45,7 +45,7 @@ def graphed(change: Edit) -> Edit:
 
 
 def unsteady(record: AttemptRecord) -> None:
-    """Runs of which every other is half as fast."""
+    """Make every other run half as fast."""
     for step in record.metrics:
         step["step_time_ms"] *= 1 + record.spec.repeat % 2
 
@@ -98,7 +98,7 @@ def test_one_failure_beside_a_success_settles_nothing(tmp_path: Path) -> None:
 
 
 def test_no_look_is_taken_amid_a_repeat(tmp_path: Path) -> None:
-    """As where a bundle was resumed after the first run of its third repeat."""
+    """This happens if a bundle was resumed after the first run of its third repeat."""
     sweep, bundle = auto(tmp_path, 2)
     (sweep.run(read_plan(sweep).cells[0].run_ids[2]).attempt(1).root).mkdir(parents=True)
     assert find_early_stop(bundle) is None
@@ -128,7 +128,7 @@ def test_a_damaged_answer_is_none_and_a_run_that_was_made_counts(tmp_path: Path)
 
 
 def test_what_another_bundle_shows_later_takes_no_verdict_away(tmp_path: Path) -> None:
-    """By the rule for fixed repeats, cells that hardly repeat would make this one's interval too wide."""
+    """By the rule for fixed repeats, unsteady cells of the other bundle would make this interval too wide."""
 
     def edit(record: AttemptRecord) -> None:
         if record.spec.graphed and record.spec.training.learning_rate > 1e-3:

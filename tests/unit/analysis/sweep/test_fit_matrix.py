@@ -1,4 +1,4 @@
-"""Whether runs fit, eager by graphed."""
+"""Test the matrix that shows whether runs fit in memory, eager by graphed."""
 
 from __future__ import annotations
 

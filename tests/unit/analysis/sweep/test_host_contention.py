@@ -1,4 +1,4 @@
-"""Who ran beside timed runs, on the same host."""
+"""Test which other runs shared the host with timed runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tests.report_text import report_text
 
 
 def swept(root: Path, edit: Callable[[AttemptRecord], None]) -> SweepPaths:
-    """Two workloads of eager, graphed, graphed, eager, a minute each; ``edit`` sees the attempts of the second."""
+    """Return two workloads of eager, graphed, graphed, eager, a minute each. ``edit`` changes the attempts of the
+    second."""
 
     def edit_second(record: AttemptRecord) -> None:
         assert record.outcome is not None
@@ -84,7 +85,7 @@ def test_runs_of_one_allocation_are_no_neighbours(tmp_path: Path) -> None:
 
 
 def test_each_side_has_its_own_share(tmp_path: Path) -> None:
-    """A graphed run that another workload's eager run slows down, and the other way round."""
+    """An eager run of another workload slows down a graphed run, and the other way round."""
 
     def beside_graphed(record: AttemptRecord) -> None:
         later(RUN_SECONDS if not record.spec.graphed else 100 * RUN_SECONDS)(record)

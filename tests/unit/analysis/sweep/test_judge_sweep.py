@@ -1,4 +1,4 @@
-"""A sweep workload by workload: the same results as all at once, with no attempt's steps kept."""
+"""Test that judging a sweep workload by workload gives the same results as all at once, and keeps no attempt's steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The perturbed eager run: harmless differences of its size are no divergence."""
+"""Test the perturbed eager run: a difference no larger than that of this run is no divergence."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def verdict_of(result: CellResult) -> str:
 
 
 def test_a_difference_no_larger_than_that_of_the_perturbed_run_is_no_divergence(tmp_path: Path) -> None:
-    """Compiled kernels round otherwise in every step, and eager repeats that are equal to the bit say nothing of it."""
+    """Compiled kernels round differently in every step, and eager repeats that are equal bit for bit do not show it."""
     assert verdict_of(compared(tmp_path / "without", graphed=0.5)) == "DIVERGED"
     found = compared(tmp_path / "with", graphed=0.5, perturbed=0.5)
     assert verdict_of(found) == "INCONCLUSIVE"
@@ -81,7 +81,8 @@ def test_a_perturbed_run_that_failed_tells_nothing(tmp_path: Path) -> None:
 
 
 def test_a_perturbed_run_of_another_machine_hides_no_fault(tmp_path: Path) -> None:
-    """Such a run differs from equal eager repeats before it is perturbed, and clean step checks would excuse the rest."""
+    """Such a run differs from equal eager repeats before it is perturbed. Clean step checks would excuse the later
+    differences."""
 
     def edit(run: AttemptRecord) -> None:
         noise = np.random.default_rng(0).normal(0, 0.05, len(run.metrics))

@@ -1,4 +1,4 @@
-"""Which cell of a task comes first, what may not be ranked, and which cells may be as fast as the first."""
+"""Test which cell of a task comes first, what is not ranked, and which cells may be as fast as the first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ TIMES = {1e-3: (20.0, 16.0), 2e-3: (12.0, 11.0)}
 
 
 def timed(run: AttemptRecord) -> None:
-    """Runs of two workloads with one loss; a run's steps all take as long, the second repeat a percent longer."""
+    """Set equal losses for both workloads, and one step time for all steps of a run. The second repeat is one percent
+    slower."""
     eager, graphed = TIMES[run.spec.training.learning_rate]
     for step in run.metrics:
         step["loss"] = 5.0 - step["step"] / 100
@@ -74,7 +75,7 @@ def test_runs_that_overlap_in_time_are_not_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_pair_is_told_apart_by_its_paired_speed_up(tmp_path: Path) -> None:
-    """Repeats are further apart than eager and graphed, which each pair agrees about."""
+    """Repeats differ more than eager and graphed runs do, and all pairs agree on that ratio."""
 
     def drifting(run: AttemptRecord) -> None:
         timed(run)
@@ -90,7 +91,7 @@ def test_a_pair_is_told_apart_by_its_paired_speed_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("apart", "told"), [(1.03, False), (1.08, True)])
 def test_cells_of_other_allocations_are_level_within_the_allowance(tmp_path: Path, apart: float, told: bool) -> None:
-    """Runs of an allocation are alike, and what the allocation itself does cannot be seen."""
+    """Runs of one allocation are alike, and the effect of the allocation itself is unknown."""
 
     def edit(run: AttemptRecord) -> None:
         timed(run)
@@ -114,7 +115,7 @@ def test_cells_of_other_allocations_are_level_within_the_allowance(tmp_path: Pat
 def test_graphed_cells_of_a_workload_are_told_apart_by_their_repeats(
     tmp_path: Path, gains: tuple[float, float], order: str, said: str
 ) -> None:
-    """Repeats are 20% apart, which both cells share; one cell is faster by ``gains`` in turn."""
+    """Repeats differ by 20%, in both cells alike. One cell is faster by ``gains``, repeat by repeat."""
 
     def shared(run: AttemptRecord) -> None:
         timed(run)
@@ -224,7 +225,7 @@ def test_other_machines_are_named(tmp_path: Path) -> None:
 
 
 def eager(number: int, milliseconds: float, peak: int, ranks: int = 1) -> CellResult:
-    """An eager cell of a step and a peak."""
+    """Return an eager cell with this step time and memory peak."""
     spec = replace(
         workload_spec(0, "none", 120, device="cuda"),
         parallelism=Parallelism(dp=ranks),

@@ -1,4 +1,5 @@
-"""Step checks and curves: a fault in one step is DIVERGED, and checks without one stand in for curves that noise hides."""
+"""Test step checks and curves: a fault in one step is DIVERGED, and checks without faults replace curves that noise
+hides."""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ def test_a_graphed_run_that_is_often_beyond_a_margin_that_noise_never_leaves_doe
 
 @pytest.mark.parametrize(("fault", "verdict"), [(0.1, "INCONCLUSIVE"), (0.0, "EQUIVALENT (step-checked)")])
 def test_repeats_of_other_machines_excuse_no_fault(tmp_path: Path, fault: float, verdict: str) -> None:
-    """Eager repeats of two machines differ from step 2 on, and graphed runs hardly from those of their own machine."""
+    """Eager repeats of two machines differ from step 2 on. Graphed runs hardly differ from eager runs of their own
+    machine."""
 
     def edit(run: AttemptRecord) -> None:
         noise = np.random.default_rng(0).normal(0, 1, len(run.metrics))
@@ -309,7 +311,7 @@ def test_another_attempt_with_a_fault_prevents_a_pass(tmp_path: Path, noise: flo
 
 
 def test_a_step_may_count_as_checked_only_where_the_plan_has_a_check(tmp_path: Path) -> None:
-    """A run would choose its own steady window."""
+    """Otherwise a run would choose its own steady window."""
 
     def edit(run: AttemptRecord) -> None:
         if run.spec.graphed:
@@ -319,7 +321,7 @@ def test_a_step_may_count_as_checked_only_where_the_plan_has_a_check(tmp_path: P
 
 
 def test_checks_cost_no_speed(tmp_path: Path) -> None:
-    """Steps after a check are slow, and in no window."""
+    """Steps after a check are slow, and no window contains them."""
 
     def edit(run: AttemptRecord) -> None:
         for step in run.metrics:

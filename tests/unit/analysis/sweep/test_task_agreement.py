@@ -1,4 +1,4 @@
-"""Eager cells of one task beside each other: what they differ by, and that nothing that is not finite hides."""
+"""Compare the eager cells of one task: by how much they differ, and that a value that is not finite always shows."""
 
 from __future__ import annotations
 

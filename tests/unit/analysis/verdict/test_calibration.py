@@ -1,4 +1,5 @@
-"""The calibration of verdicts: a small part of the simulation, and that docs/verdicts.md holds what the whole of it says."""
+"""Test the calibration of verdicts: repeat a small part of the simulation, and check that docs/verdicts.md has the
+results of the whole."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def test_noise_of_any_shape_passes_whose_largest_differences_are_half_the_margin
 
 
 def test_no_test_passes_a_single_run_of_slow_noise_as_often_as_the_document_asks_of_two() -> None:
-    """Its own shift of any size s may take a true mean of one margin to within ``limit``: in 5% where s is the worst."""
+    """The run's own shift, of size s, may move a true mean of one margin to within ``limit``. With the worst s, this
+    happens in 5% of runs."""
     normal, limit, steps = NormalDist(), 0.103, np.arange(COMPARED)
     worst = math.sqrt(limit / math.atanh(limit))
     assert normal.cdf((1 + limit) / worst) - normal.cdf((1 - limit) / worst) == pytest.approx(0.05, abs=5e-4)
@@ -127,7 +129,8 @@ def test_a_mean_at_its_margin_passes_no_oftener_than_alpha(correlation: float, g
 
 
 def test_equal_eager_runs_do_not_narrow_the_interval_of_graphed_ones() -> None:
-    """Each graphed run has its own offset, of any size, and their true mean is at the margin. Eager runs add no variance."""
+    """Each graphed run has its own offset, of any size, and their true mean is at the margin. Eager runs add no
+    variance."""
     random, held = np.random.default_rng(4), 0
     for _ in range(400):
         graphed = np.ones((2, 100)) + random.normal(0, 0.4, (2, 1))

@@ -1,4 +1,5 @@
-"""Growth at the end of the window, on curves made here: what will leave the margin does not pass, and chaos does."""
+"""Test growth at the end of the window on constructed curves: growth that will leave the margin does not pass, and
+chaos does."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ TRIALS = 40
 
 
 def growth(noise: Floats, offset: Floats | float = 0.0) -> Growth | None:
-    """Judge two eager and further graphed runs with ``noise`` of shape (runs, steps); graphed ones have ``offset``, too."""
+    """Judge two eager runs and further graphed runs with ``noise`` of shape (runs, steps). ``offset`` is added to the
+    graphed runs."""
     mean = noise[:2].mean(axis=0)
     sample = Sample("loss", noise[:2] - mean, noise[2:] + offset - mean, noise[:0])
     return late_growth(sample.graphed, sample.eager_distances, 1.0) or drift_of_run(sample, 1.0)
@@ -41,7 +43,7 @@ def ramp(steps: int, end: float) -> Floats:
 
 
 def doubling(steps: int, end: float) -> Floats:
-    """Return what doubles every ``steps`` steps and ends at ``end``."""
+    """Return a curve that doubles every ``steps`` steps and ends at ``end``."""
     return end * 0.5 ** (LEFT / steps)
 
 
@@ -122,7 +124,7 @@ def test_noise_of_graphed_runs_beside_equal_eager_ones_is_not_growth(size: float
 @pytest.mark.parametrize("kind", ["white", "correlated", "smooth"])
 def test_growth_that_eager_runs_show_as_well_does_not_count(steps: int, kind: str) -> None:
     def chaos(random: np.random.Generator) -> Floats:
-        """Runs that leave each other at one rate: with any sign at each step, or on a smooth path."""
+        """Return runs that diverge from each other at one rate, with any sign at each step or on a smooth path."""
         factors = {
             "white": random.normal(size=(4, COMPARED)),
             "correlated": correlated(1.0, 0.9)(random),

@@ -1,4 +1,4 @@
-"""The loss rule, on curves made here."""
+"""Test the loss rule on constructed curves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def curve(steps: int = STEPS, *, graphed: bool = False, loss: Floats | None = No
 
 
 def moved(steps: Steps, at: int, loss: float = 0.0, grad_norm: float = 0.0) -> Steps:
-    """``steps`` with one step's loss moved by ``loss`` and its gradient norm by the factor 1 + ``grad_norm``."""
+    """Return ``steps`` with one step's loss moved by ``loss`` and its gradient norm multiplied by 1 + ``grad_norm``."""
     losses, norms = steps.loss.copy(), steps.grad_norm.copy()
     losses[at] += loss
     norms[at] *= 1 + grad_norm
@@ -41,7 +41,7 @@ def moved(steps: Steps, at: int, loss: float = 0.0, grad_norm: float = 0.0) -> S
 
 
 def verdict(graphed: Steps, *eager: Steps, margins: Margins = MARGINS, steps: int = STEPS) -> Verdict:
-    """Of one graphed run, against two eager repeats that agree, where nothing else is said."""
+    """Return the verdict on graphed runs, by default on one against two eager repeats that agree."""
     return of_repeats([graphed], eager or (curve(steps), curve(steps)), margins, steps)
 
 
@@ -250,7 +250,7 @@ def test_a_gradient_norm_of_zero_admits_no_difference() -> None:
 
 
 def test_where_eager_does_not_train_nothing_is_equivalent() -> None:
-    """A margin is absolute: losses of 1e-4 are within it of twice themselves."""
+    """A margin is absolute, so a loss of 1e-4 is within it of twice that loss."""
     tiny = 1e-4 * curve().loss
     eager = [replace(curve(), loss=tiny), replace(curve(), loss=tiny)]
     found = of_repeats([replace(curve(graphed=True), loss=2 * tiny)], eager)
@@ -270,7 +270,8 @@ def test_where_eager_does_not_train_nothing_is_equivalent() -> None:
 
 @pytest.mark.parametrize(("learns", "word"), [(0.0, "INCONCLUSIVE"), (5e-4, "INCONCLUSIVE"), (0.3, "EQUIVALENT")])
 def test_variation_between_batches_is_not_learning(learns: float, word: str) -> None:
-    """All runs share their batches, whose losses vary. An optimizer that never steps would differ by ``learns`` at most."""
+    """All runs share their batches, whose losses vary. A run whose optimizer never steps would differ by at most
+    ``learns``."""
     random = np.random.default_rng(5)
     batches = 3 + random.normal(0, 0.05, STEPS) - np.linspace(0, learns, STEPS)
     eager, graphed = repeats(batches, random)
@@ -288,7 +289,7 @@ SHAPES_OF_BATCHES = {"correlation 0.5": 0.5, "correlation 0.98": 0.98, "a random
 
 @pytest.mark.parametrize("shape", SHAPES_OF_BATCHES)
 def test_batches_that_depend_on_each_other_feign_no_learning(shape: str) -> None:
-    """Nothing is learnt; in 5% of random walks a fall is larger than chance explains."""
+    """Nothing is learnt. In 5% of random walks, the loss falls by more than chance explains."""
     random, passes = np.random.default_rng(6), 0
     for _ in range(60):
         batches = correlated(random, SHAPES_OF_BATCHES[shape])
@@ -307,7 +308,7 @@ def test_a_fall_of_some_batch_noises_is_learning(fall: Floats) -> None:
 
 
 def correlated(random: np.random.Generator, correlation: float) -> Floats:
-    """Return an autoregressive process, shape (steps,), whose steps have variance 1 on their own."""
+    """Return an autoregressive process of shape (steps,). Each step has variance 1."""
     values = random.normal(size=STEPS)
     for step in range(1, STEPS):
         values[step] += correlation * values[step - 1]
@@ -339,7 +340,7 @@ def test_the_worst_verdict_wins() -> None:
 
 
 def noisy(steps: Steps, noise: np.random.Generator, share: float) -> Steps:
-    """With white noise of this ``share`` of each margin."""
+    """Add white noise of this ``share`` of each margin."""
     loss = steps.loss + noise.normal(0, share, len(steps)) * MARGINS.loss
     norm = steps.grad_norm * (1 + noise.normal(0, share, len(steps)) * MARGINS.grad_norm)
     return replace(steps, loss=loss, grad_norm=norm)
@@ -391,7 +392,7 @@ def test_nothing_that_is_not_finite_after_the_capture_ever_passes(places: list[t
 
 
 def shifted(steps: Steps, by: Floats | float, metric: Metric = "loss") -> Steps:
-    """With ``by``, of shape (steps,) or one number, in margins, added to every step."""
+    """Add ``by`` margins to every step. ``by`` is a number or has shape (steps,)."""
     if metric == "loss":
         return replace(steps, loss=steps.loss + by * MARGINS.loss)
     return replace(steps, grad_norm=steps.grad_norm * (1 + by * MARGINS.grad_norm))
@@ -475,7 +476,8 @@ def test_alternating_signs_do_not_hide_in_the_mean() -> None:
 
 @pytest.mark.parametrize("which", [(0, 0), (0, 1), (1, 1)])
 def test_equal_to_one_of_two_eager_runs_that_differ_is_not_bitwise(which: tuple[int, int]) -> None:
-    """As atomic additions make it that end in one of two orders: graphed runs that got the first one are no evidence."""
+    """Atomic additions may make eager runs end in one of two orders. Graphed runs that all got the first order are no
+    evidence."""
     eager = [curve(), moved(curve(), 50, loss=0.5)]
     graphed = [replace(eager[place], phase=curve(graphed=True).phase) for place in which]
     found = of_repeats(graphed, eager)

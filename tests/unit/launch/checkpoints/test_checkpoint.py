@@ -1,4 +1,4 @@
-"""Checkpoints in the Hugging Face layout: what is wrong with one is said at once, before a tensor is read."""
+"""Test checkpoints in the Hugging Face layout: all problems are reported at once, before a tensor is read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def shapes_of(model: Model, packed: bool = False) -> Shapes:
 
 
 def write_file(path: Path, shapes: Mapping[str, tuple[int, ...]], **dtypes: str) -> None:
-    """A safetensors file of zeros, float32 but for the tensors named."""
+    """Write a safetensors file of zeros in float32, except for the named tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
@@ -72,7 +72,7 @@ def write_shards(folder: Path, shapes: Shapes, count: int = 3) -> list[str]:
 
 
 def refusal(model: Model, path: Path) -> str:
-    """The message, told from a relative path: nothing of the folder it lies in may show."""
+    """Return the message for a relative path. It must not show anything of the file's folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path.parent)
         with pytest.raises(CheckpointError) as caught:
@@ -117,7 +117,8 @@ def test_a_table_holds_every_parameter_of_a_model_once(name: str) -> None:
 
 
 def test_packed_experts_have_the_published_shapes(tmp_path: Path) -> None:
-    """Shapes of openai/gpt-oss-20b: its model.safetensors.index.json and the gpt-oss repository's weights.py."""
+    """The shapes are those of openai/gpt-oss-20b, from its model.safetensors.index.json and the gpt-oss repository's
+    weights.py."""
     published = shapes_of(preset("gpt_oss_20b"), packed=True)
     assert published["model.layers.23.mlp.experts.gate_up_proj_blocks"] == (32, 5760, 90, 16)
     assert published["model.layers.23.mlp.experts.gate_up_proj_scales"] == (32, 5760, 90)
@@ -253,7 +254,7 @@ described = st.fixed_dictionaries(
 
 @st.composite
 def headers(draw: st.DrawFn) -> tuple[Any, int]:
-    """A header and the bytes after it: in order, but for what is drawn over it."""
+    """Draw a header and the bytes after it. They are valid except where a drawn value replaces a part."""
     header: dict[str, Any] = {}
     end = 0
     for name in draw(st.permutations(["a", "b", "c"])):

@@ -1,4 +1,4 @@
-"""How records reach the disk: whole or not at all, and growing files but for a torn last line."""
+"""Test how records reach the disk: whole or not at all. Growing files may only lack a torn last line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_is_no_number_is_a_string_no_reader_refuses() -> None:
 @PROPERTY
 @given(text=st.text(st.characters(), max_size=9).map(lambda text: f"{text}\ud800 half"))
 def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path: Path, text: str) -> None:
-    """As a message may hold it, whose bytes were not UTF-8 (PEP 383)."""
+    """A message may contain it if its bytes were not UTF-8 (PEP 383)."""
     write_json(tmp_path / "r.json", {"message": text})
     # Two adjacent halves form one character, because JSON spells both in the same way.
     expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")

@@ -1,4 +1,4 @@
-"""Code is described as it is, and git leaves it as it was."""
+"""Test the description of the code, and that git leaves the checkout unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launch.common import checkout
 
 
 def test_git_is_asked_without_a_lock_that_a_killed_rank_would_leave_behind(tmp_path: Path) -> None:
-    """`git status` writes an index that is out of date anew, under a lock."""
+    """`git status` rewrites an outdated index, under a lock."""
 
     def git(*arguments: str) -> None:
         subprocess.run(

@@ -1,4 +1,4 @@
-"""Locks: who holds one, told truly through deaths, reboots and re-used process ids."""
+"""Test locks: their holder is reported correctly after deaths, reboots and reused process ids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ time.sleep(60)
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process, which holds ``tmp_path / "lock"``."""
+    """Start another process, which holds ``tmp_path / "lock"``."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True,
         cwd=Path(__file__).resolve().parents[4],
@@ -100,7 +100,7 @@ def test_whether_the_owner_of_a_lock_that_nobody_is_seen_to_hold_lives(
 def test_a_lock_that_is_held_has_a_holder_whatever_its_content_says(
     tmp_path: Path, other: subprocess.Popen[str], content: str | None
 ) -> None:
-    """A process of another container has a pid that is nobody's here, or somebody else's."""
+    """A process of another container has a pid that here belongs to nobody or to another process."""
     name = dataclasses.replace(this_process(), pid=2**22 + 1, token="another")
     (tmp_path / "lock").write_text(json.dumps(dataclasses.asdict(name)) if content is None else content)
     assert holder(tmp_path / "lock") == (name if content is None else UNNAMED)
@@ -126,7 +126,7 @@ def test_a_holder_in_another_pid_namespace_lives_on_both_sides(tmp_path: Path, o
 
 
 def test_a_lock_whose_folder_went_while_it_was_waited_for_is_not_held(tmp_path: Path) -> None:
-    """Neither that of the folder that went, nor one in a folder that nobody made."""
+    """The process holds no lock in the deleted folder, and none in a folder that nobody created."""
     path = tmp_path / "sweep" / "lock"
     path.parent.mkdir()
     before = Lock.try_acquire(path)
@@ -145,7 +145,7 @@ def test_a_lock_whose_folder_went_while_it_was_waited_for_is_not_held(tmp_path: 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"pid": 1}', "\0\0"])
 def test_a_lock_whose_content_says_nothing_has_no_holder(tmp_path: Path, content: str) -> None:
-    """It has been taken a moment ago, or its taker died before it could say so."""
+    """A process has just taken the lock, or died before it wrote its name."""
     (tmp_path / "lock").write_text(content)
     assert holder(tmp_path / "lock") is None
     assert not was_killed(tmp_path / "lock")

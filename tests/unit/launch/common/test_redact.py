@@ -1,4 +1,4 @@
-"""What reaches a record: no secret's value and no private path, and everything else as it was."""
+"""Test what reaches a record: no secret and no private path, and everything else unchanged."""
 
 from __future__ import annotations
 

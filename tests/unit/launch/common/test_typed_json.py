@@ -1,4 +1,4 @@
-"""A record is read as it was written; another type, field or length is refused by name."""
+"""Test that a record is read as it was written, and that a different type, field or length is rejected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One row for each graph implementation, and what scopes hold."""
+"""Test that each graph implementation has one row, and what scopes contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model operations: against Megatron's formula written out, and what each part adds."""
+"""Compare the operations of a model with Megatron's formula, written out, and test what each part adds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SEQUENCE = 4096
 
 
 def megatron(model: Model, sequence: int) -> float:
-    """A token's share of ``num_floating_point_operations`` of Megatron-LM (megatron/training/training.py), for a model
-    without windows whose layers all have experts, or none."""
+    """Return a token's share of ``num_floating_point_operations`` of Megatron-LM (megatron/training/training.py). The
+    model has no windows, and experts in all layers or in none."""
     queries, keys = model.kv_channels * model.num_attention_heads, model.kv_channels * model.num_query_groups
     projections = model.hidden_size * (queries + keys + keys) + queries * model.hidden_size
     core = queries / 2 * 2 * sequence
@@ -32,7 +32,7 @@ def test_it_is_what_megatron_counts(name: str) -> None:
 
 
 def test_a_dense_model_takes_six_for_each_weight_that_a_token_meets() -> None:
-    """The embedding and the norms take no product."""
+    """The embedding and the norms need no matrix product."""
     model = preset("llama3_8b")
     norms = (2 * model.num_layers + 1) * model.hidden_size
     attention = 6 * model.num_layers * model.num_attention_heads * model.kv_channels * SEQUENCE
@@ -40,7 +40,7 @@ def test_a_dense_model_takes_six_for_each_weight_that_a_token_meets() -> None:
 
 
 def test_a_window_saves_what_it_does_not_see() -> None:
-    """A window of w in a sequence of s: tokens see 1, 2, ... w, w, ... keys."""
+    """With a window of w in a sequence of s, tokens see 1, 2, ... w, w, ... keys."""
     model = Model(num_layers=1, window_size=128)
     whole = replace(model, window_size=0)
     saved = (flops_per_token(whole, SEQUENCE) - flops_per_token(model, SEQUENCE)) / (6 * 2 * 4 * 16)

@@ -1,4 +1,4 @@
-"""What each outcome implies."""
+"""Test what each outcome implies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks over the kinds of parallelism: Megatron-Core's order, and what holds in any."""
+"""Test the ranks of each kind of parallelism: Megatron-Core's order, and what holds in any order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYOUTS = [
 
 @pytest.fixture(scope="module")
 def rank_generator() -> Callable[..., Any]:
-    """Importing megatron-core without Transformer Engine warns of what it does without."""
+    """Importing megatron-core without Transformer Engine warns about missing features."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core.parallel_state import RankGenerator
@@ -31,7 +31,7 @@ def rank_generator() -> Callable[..., Any]:
 
 
 def test_groups_are_megatron_cores(rank_generator: Callable[..., Any]) -> None:
-    """As its initialize_model_parallel makes them."""
+    """Megatron-Core's initialize_model_parallel makes these groups."""
     order = "tp-cp-ep-dp-pp"
     for dims in LAYOUTS:
         dense = rank_generator(tp=dims.tp, ep=1, dp=dims.dp, pp=dims.pp, cp=dims.cp, order=order)
@@ -61,7 +61,7 @@ def test_every_rank_is_in_one_group_of_each_axis_at_its_place() -> None:
 
 
 def test_ranks_of_a_stage_are_told_apart_by_their_places() -> None:
-    """Once as dense layers see them, and once as experts do."""
+    """Ranks have one place as dense layers see them, and one as experts do."""
     for dims, axes in product(LAYOUTS, (("tp", "cp", "dp", "pp"), ("etp", "ep", "expert_dp", "pp"))):
         places = {tuple(dims.rank_in(axis, rank) for axis in axes) for rank in range(dims.world_size)}
         assert len(places) == dims.world_size

@@ -1,4 +1,4 @@
-"""Identity: which changes of a RunSpec make another run, another workload, another task; and its way through JSON."""
+"""Test which changes of a RunSpec make another run, another workload or another task, and that JSON preserves the spec."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OF_THE_TASK = {
 
 
 def other(kind: Any, value: Any) -> Any:
-    """A value of ``kind`` that is not ``value``."""
+    """Return a value of ``kind`` that differs from ``value``."""
     choices = [choice for arg in (kind, *get_args(kind)) if get_origin(arg) is Literal for choice in get_args(arg)]
     if choices:
         return next((choice for choice in choices if choice != value), None)
@@ -150,7 +150,7 @@ def test_a_run_id_can_be_read_and_names_a_file() -> None:
 
 
 def test_the_digest_does_not_drift() -> None:
-    """Records on disk are found by it: with another one, every finished run is one that never ran."""
+    """Records on disk are found by their digest. With another digest, every finished run would count as never run."""
     assert digest({"b": [1, 2.5, None], "a": "ä"}) == digest({"a": "ä", "b": [1, 2.5, None]}) == "4b12564ba8"
 
 
@@ -176,7 +176,7 @@ def test_derived_numbers() -> None:
 
 
 def test_runs_from_before_a_field_keep_their_ids() -> None:
-    """Those of default settings, as computed before dropout and the lean optimizer existed."""
+    """These are the ids of default settings, computed before dropout and the lean optimizer existed."""
     assert (RunSpec().task_id, RunSpec().workload_id, RunSpec().cell_id) == (
         "35cf064635", "6114efc196", "eager-3823b8fef1",
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Megatron-Core's indexed files: read as its own reader does, and refused with one message where they are damaged."""
+"""Test Megatron-Core's indexed files: they are read as its own reader does, and damaged files are rejected with one
+message."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6
 INTEGERS = [name for name in CODES if "float" not in name]
 MIB = 1 << 20
 DTYPE_AT = 17
-"""Where the header names the type: another one of the same size is another pair, and no damage."""
+"""The position of the type in the header. Another type of the same size gives another valid pair."""
 
 Sequences = Sequence[Sequence[int]]
 
@@ -229,7 +230,8 @@ def test_digest_of_a_small_pair_is_of_every_byte(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def megatron() -> ModuleType:
-    """Importing megatron-core without Transformer Engine warns of what it does without, and of its own parts."""
+    """Importing megatron-core without Transformer Engine warns about missing features, and about parts of
+    megatron-core."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core.datasets import indexed_dataset

@@ -1,4 +1,4 @@
-"""Text as a stream of tokens: documents in order, whole, and ended; what cannot be read or encoded is told."""
+"""Test text as a stream of tokens: documents are complete, in order and terminated, and unreadable text is reported."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ WORDS = {"[UNK]": 0, "the": 1, "cat": 2, "sat": 3, "[EOD]": 7}
 
 
 def word_tokenizer() -> Tokenizer:
-    """Words between spaces, numbered with a gap: five tokens, the largest is 7."""
+    """Split words at spaces. The five token numbers have a gap, and the largest is 7."""
     tokenizer = Tokenizer(models.WordLevel(WORDS, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Byte-level BPE, as GPT-2, Llama 3 and Qwen have it: it encodes any text."""
+    """Encode any text by byte-level BPE, as GPT-2, Llama 3 and Qwen do."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -136,7 +136,7 @@ EMPTY = json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "mer
 PANICKING = json.dumps(
     json.loads(word_tokenizer().to_str()) | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
 ).encode()
-"""Rust panics on it, and what it raises in Python is no Exception."""
+"""Rust panics on this tokenizer. The Python error that follows is no subclass of Exception."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""From what was seen of an attempt to its outcome."""
+"""Test the way from the evidence of an attempt to its outcome."""
 
 from __future__ import annotations
 
@@ -227,7 +227,8 @@ def test_a_rank_that_a_signal_ended_comes_before_what_others_said_of_it() -> Non
 
 
 def test_a_rank_whose_end_nobody_recorded_comes_before_what_others_said_of_it() -> None:
-    """Slurm kills a step that does not end: a rank, and the process that waits for a disk to record how it ended."""
+    """Slurm kills a step that does not end. It then kills a rank and the process that waits for a disk to record the
+    rank's end."""
     lost = RankExit(1, -signal.SIGKILL, is_recorded=False)
     closed = (said(0, 1.0, "RuntimeError", CLOSED),)
     found = diagnose(ended(exceptions=closed, exits=(RankExit(0, 1, time=1.0), lost)))
@@ -274,7 +275,7 @@ def test_who_ended_it(by: EndedBy, outcome: str) -> None:
 
 
 def test_an_exception_before_a_hang_is_its_cause() -> None:
-    """A rank that fails and cannot leave, because its peers wait for it."""
+    """A rank fails but cannot leave, because its peers wait for it."""
     found = diagnose(ended("hang", exceptions=(said(1, 1.0, "OutOfMemoryError", "CUDA out of memory"),)))
     assert (found.outcome, found.rank) == ("CUDA_OOM", 1)
 
@@ -336,7 +337,7 @@ def test_a_bus_error_points_at_the_files_that_are_mapped() -> None:
 
 
 def test_who_slurm_ended_because_another_had_failed_is_not_the_cause() -> None:
-    """srun --kill-on-bad-exit: the times tell."""
+    """With srun --kill-on-bad-exit, the times show which rank failed first."""
     waited = said(1, 1.0, "DistStoreError", "Timed out after 601 seconds waiting for clients", "init")
     exits = (RankExit(1, 1, time=2.0), RankExit(0, -signal.SIGTERM, time=2.1))
     found = diagnose(ended(phase="init", exceptions=(waited,), exits=exits))
@@ -398,7 +399,7 @@ def test_slurm_is_asked_only_where_ranks_do_not_explain_their_end() -> None:
 
 
 def test_a_full_disk_is_told_by_the_supervisor_where_ranks_could_not_tell() -> None:
-    """Where something else ended them it is no cause."""
+    """If something else ended the ranks, the full disk is not the cause."""
     words = "No space left on device"
     for seen in (ended(), ended(exits=(RankExit(1, 1),)), ended(exceptions=(said(0, 1.0, "RuntimeError", CLOSED),))):
         found = diagnose(dataclasses.replace(seen, disk_full=words))
@@ -483,7 +484,7 @@ def test_every_outcome_is_documented_once() -> None:
 
 
 def test_a_program_of_the_users_own_that_shows_nothing_is_no_failed_launch() -> None:
-    """Nothing shows it before its first step, so that neither a retry nor another node is the fix."""
+    """A program shows nothing before its first step. So neither a retry nor another node is the fix."""
     ends: tuple[tuple[EndedBy, int, str, str], ...] = (
         ("hang", 0, "HANG", "HANG"), ("deadline", 0, "TIMEOUT", "TIMEOUT"), ("itself", 0, "FAILED", "PROGRAM"), ("itself", 127, "FAILED", "PROGRAM"),
     )  # fmt: skip

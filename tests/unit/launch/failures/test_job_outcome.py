@@ -1,4 +1,4 @@
-"""Outcomes of attempts that ended with their job."""
+"""Test outcomes of attempts that ended with their job."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_a_rank_said_goes_before_how_the_job_ended() -> None:
 
 
 def test_what_a_rank_said_of_others_does_not() -> None:
-    """They had gone with their node."""
+    """The ranks had gone with their node."""
     said = RankException(3, 150.0, "measure", "DistBackendError", "Connection closed by peer [10.0.0.7]:4242")
     assert job_outcome("NODE_FAIL", remains("measure", said)).outcome == "NODE_FAIL"
 

@@ -1,4 +1,5 @@
-"""What Megatron-Core, Megatron-LM, Megatron Bridge, Transformer Engine and CUDA say about graphs has a class and a fix."""
+"""Test that the messages of Megatron-Core, Megatron-LM, Megatron Bridge, Transformer Engine and CUDA about graphs have
+a class and a fix."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ INTERNAL = re.compile(
     r"1$|Layer is not in the chunk|MTP layer 1 must have|cached metrics must|sample_args and sample_kwargs|"
     r"Tried graphing a module that returned no tensors"
 )
-"""What a release says of its own code, which no setting changes. "1" is a message without words."""
+"""Messages about a release's own code, which no setting changes. "1" is a message without words."""
 
 
 def literal_text(node: ast.AST) -> str:
@@ -93,7 +94,8 @@ def test_upstream_messages_by_class(message: str, name: str) -> None:
 
 
 def test_a_lack_of_kernels_for_packed_sinks_names_the_release_that_has_one() -> None:
-    """Transformer Engine 2.11 turns all three off (attention/dot_product_attention/utils.py:718), with or without graphs."""
+    """Transformer Engine 2.11 turns off all three backends (attention/dot_product_attention/utils.py:718), with or
+    without graphs."""
     said = "Available backends = {FlashAttention=False, FusedAttention=False, UnfusedDotProductAttention=False}"
     found = classify("ValueError", said, "warmup")
     assert found is not None and "packed sequences with attention sinks" in found.fix and "2.12" in found.fix

@@ -1,4 +1,4 @@
-"""The words of a user's command, as each framework completes them."""
+"""Test the words that each framework adds to a user's command."""
 
 from __future__ import annotations
 

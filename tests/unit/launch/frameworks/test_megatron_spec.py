@@ -1,4 +1,4 @@
-"""Known silent faults of a user's Megatron program, by the words of its command alone."""
+"""Test that the words of a command alone reveal known silent faults of a user's Megatron program."""
 
 from __future__ import annotations
 

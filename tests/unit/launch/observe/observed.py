@@ -26,7 +26,7 @@ from tests.records import read_metrics
 
 STEPS = 12
 SECONDS = 100
-"""After them a program that hangs is killed."""
+"""A program that still runs after this time hangs and is killed."""
 PROGRAM = """
 import torch
 torch.manual_seed(0)
@@ -82,12 +82,12 @@ memory.sample, memory.reset_peaks = lambda device: Memory(1, 1), lambda device: 
 event_log.PhaseClocks, observer.StepsTrace = Clocks, Trace
 rank.describe_program = lambda *_: {}
 """
-"""What stands for a GPU: graphs that do nothing, events by the host's clock."""
+"""A stand-in for a GPU: its graphs do nothing, and the host's clock times its events."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a program left behind, and what a supervisor would say of it."""
+    """The records of a program, and the diagnosis that a supervisor would make."""
 
     attempt: AttemptPaths
     diagnosis: Diagnosis
@@ -107,9 +107,10 @@ def spec_of(*, graphed: bool = False, steps: int = STEPS, device: Device = "cpu"
 
 
 def observe(folder: Path, program: str, spec: RunSpec, *, compiled: bool | None = None) -> Observed:
-    """Run ``program`` as the ranks of an attempt in ``folder``. It compiles where ``spec`` is graphed, unless ``compiled`` says.
+    """Run ``program`` as the ranks of an attempt in ``folder``. By default it compiles if ``spec`` is graphed;
+    ``compiled`` overrides this.
 
-    On ``cuda`` it meets what stands for a GPU. Rank 0's exit code counts.
+    On ``cuda`` it uses the stand-in for a GPU. Rank 0's exit code counts.
     """
     attempt = AttemptPaths(folder / "runs" / spec.run_id / "attempts" / "1")
     attempt.logs.mkdir(parents=True)
@@ -127,7 +128,7 @@ def observe(folder: Path, program: str, spec: RunSpec, *, compiled: bool | None 
 
 
 def _run(attempt: AttemptPaths, program: str, names: dict[str, Any], before: str, rank: int | None) -> None:
-    """Run ``program`` as Python would, as this rank if there are several, and end the process."""
+    """Run ``program`` as Python would, and end the process. If there are several ranks, run it as this rank."""
     code = 0
     signal.alarm(SECONDS)
     try:

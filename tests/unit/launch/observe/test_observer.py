@@ -1,4 +1,4 @@
-"""The observer of a small real program: the records that it writes, and what each way to fail is called."""
+"""Test the observer on a small real program: the records that it writes, and the name of each way to fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CLOSURE = CLOSURE.replace("    optimizer.step()", "     return loss\n    loss = 
 SHOW = '    print({"step": number, "loss": loss.item()})'
 EARLY = PROGRAM.replace(SHOW, "").replace("    model.zero", "    print('loss', loss.item())\n    model.zero")
 TRIES = PROGRAM.replace("for number", "print('loss: 9.0')\nprint('loss: 8.0')\nfor number") + "print('loss: 7.0')\n"
-"""It shows losses of no step before its first one and after its last one."""
+"""The program shows a loss before its first step and after its last one. These losses belong to no step."""
 NESTED = TWO.replace(
     "data = ",
     """
@@ -50,7 +50,8 @@ class Container(torch.optim.Optimizer):
 container = Container(optimizer, second)
 data = """,
 ).replace("    optimizer.step()\n    second.step()", "    container.step()")
-"""As torchtitan's container of optimizers: its own hooks run around those of each."""
+"""The program nests optimizers as torchtitan's container does. The container's hooks run around those of each
+optimizer."""
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,8 @@ def test_a_pattern_reads_lines_of_any_form(tmp_path: Path) -> None:
 
 
 def test_what_goes_to_wandb_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands for W&B's Run, whose own start takes seconds. The loss still has its gradient, which must not cause a warning."""
+    """The class replaces W&B's Run, which takes seconds to start. The loss still has its gradient, which must not cause
+    a warning."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
         monkeypatch.delitem(sys.modules, name)
     (tmp_path / "wandb" / "sdk").mkdir(parents=True)
@@ -153,7 +155,7 @@ assert dist.get_world_size() == 2  # both are still there
 dist.barrier()
 dist.destroy_process_group()
 """
-"""Two ranks hold a part of a parameter each. Rank 0 alone reports."""
+"""Each of two ranks holds a part of a parameter. Only rank 0 reports."""
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_each_bad_program_has_an_outcome_and_a_fix(tmp_path: Path, name: str) ->
 
 
 def test_a_program_prints_its_stack_when_the_supervisor_asks(tmp_path: Path) -> None:
-    """The supervisor asks a program that hangs, before it ends it."""
+    """Before the supervisor ends a hanging program, it asks for the stack."""
     asked = PROGRAM.replace(
         SHOW, f"{SHOW}\n    if number == 6: import os, signal; os.kill(os.getpid(), signal.SIGUSR1)"
     )
@@ -292,7 +294,7 @@ for number in range(STEPS):
 
 @pytest.mark.parametrize("eager_steps", [(), (8,)])
 def test_replays_of_every_step_are_the_proof(tmp_path: Path, eager_steps: tuple[int, ...]) -> None:
-    """Three steps after the timed ones are profiled."""
+    """The profiler traces three steps after the timed ones."""
     program = BY_HAND.replace("EAGER", repr(eager_steps))
     seen = observe(tmp_path, program, spec_of(graphed=True, steps=STEPS - 3, device="cuda"))
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis

@@ -1,4 +1,4 @@
-"""What the observer keeps of a step until its numbers are known: little, and the right numbers."""
+"""Test the data that the observer keeps of a step until its numbers are known: it is little, and it is right."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from launch.observe.steps.step_lines import StepLines
 
 
 class Stream:
-    """A queue of work that the GPU does some time later. ``current`` is the current stream."""
+    """A queue of work that the GPU does later. ``current`` is the current stream."""
 
     current: ClassVar[Stream]
 
@@ -87,7 +87,8 @@ def empty_pinned(shape: tuple[int, ...], dtype: torch.dtype, device: str, pin_me
 def test_each_number_is_the_one_of_its_step_in_memory_that_serves_again(
     monkeypatch: pytest.MonkeyPatch, streams: int
 ) -> None:
-    """The program overwrites its tensors in each step. Values are read at random, before or after the GPU has run."""
+    """The program overwrites its tensors in each step. The test reads values at random times, before or after the GPU
+    has run."""
     monkeypatch.setattr(torch, "empty", empty_pinned)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream.current)
@@ -142,7 +143,7 @@ def test_the_losses_of_micro_batches_add_up() -> None:
 def test_ranks_that_do_not_write_end_with_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, writes: bool
 ) -> None:
-    """Of three ranks, the first or the last one writes. The run may be longer than what may wait for metrics."""
+    """The first or the last of three ranks writes. The run may have more steps than may wait for metrics."""
     tried: list[Path] = []
     create = step_lines.create
     monkeypatch.setattr(step_lines, "create", lambda path: tried.append(path) or create(path))
@@ -168,7 +169,7 @@ def test_ranks_that_do_not_write_end_with_the_others(
 
 
 def test_an_only_rank_writes_its_steps_soon(tmp_path: Path) -> None:
-    """It is also the last rank, which otherwise waits for the first one."""
+    """The only rank is also the last rank, which otherwise waits for the first one."""
     recorder: Any = SimpleNamespace(write=lambda *_, **__: None)
     rank: Any = SimpleNamespace(attempt=AttemptPaths(tmp_path), number=0, recorder=recorder)
     lines = StepLines(rank, RunSpec("command"), "optimizer steps")

@@ -1,4 +1,4 @@
-"""Pure parts of the observer: which optimizer steps make a step, its phase, and what a printed line says."""
+"""Test the pure parts of the observer: which optimizer steps form a step, its phase, and the meaning of a printed line."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_printed_line_says_step_loss_and_norm(line: str) -> None:
 
 @pytest.mark.parametrize(("first", "before"), [(0, False), (1, False), (0, True), (1001, False)])
 def test_numbers_of_steps_count_from_whatever_the_program_begins_at(first: int, before: bool) -> None:
-    """``before``: it speaks before its optimizer steps."""
+    """``before``: the program prints before its optimizer steps."""
     log = MetricLog()
     for step in range(5):
         log.say("printed", {"step": first + step, "loss": float(step)}, step if before else step + 1)

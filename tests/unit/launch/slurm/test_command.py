@@ -1,4 +1,4 @@
-"""Slurm's commands may print any bytes: jobs have the names that their users gave them."""
+"""Test that Slurm's commands may print any bytes, because users name jobs freely."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A fork server without torch, whose ranks do what their arguments say: ``python -m tests.unit.launch.supervise.stub_fork_server ENGINE``.
+"""A fork server without torch. Its ranks do what their arguments say: ``python -m
+tests.unit.launch.supervise.stub_fork_server ENGINE``.
 
-The name of the engine says what its import does. As ``... stub_fork_server rank ARGUMENTS`` it is such a rank, as a new
-interpreter.
+The name of the engine tells what its import does. As ``... stub_fork_server rank ARGUMENTS``, the module is such a rank
+in a new interpreter.
 """
 
 import json
@@ -33,7 +34,7 @@ def rank(arguments: list[str]) -> None:
 
 
 def description() -> dict[str, object]:
-    """Return what a process has from its parent."""
+    """Return what a process inherits from its parent."""
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
         "environment": {name: value for name, value in os.environ.items() if name != "LAUNCH_PARENT_PID"},
@@ -49,7 +50,7 @@ def description() -> dict[str, object]:
 
 
 class Imports(types.ModuleType):
-    """The engines' modules. To import one does what its name says."""
+    """The modules of engines. Importing one does what its name says."""
 
     def __getitem__(self, engine: str) -> str:
         if engine == "missing":

@@ -1,4 +1,4 @@
-"""How long an attempt is watched before it is ended, by a clock handed in."""
+"""Test how long an attempt is watched before it is ended, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMITS = Limits(run_seconds=100.0, hang_seconds=50.0)
 
 
 class Clock:
-    """Each look takes 0.1 s; at some looks the whole job was suspended before it."""
+    """Let each look take 0.1 s. Before some looks, the whole job was suspended."""
 
     def __init__(self, suspended: dict[int, float]) -> None:
         self.now = 1000.0
@@ -33,7 +33,7 @@ class Clock:
 
 
 class Silent:
-    """Ranks that end by themselves after so many looks, and write nothing."""
+    """Ranks that end by themselves after this number of looks, and write nothing."""
 
     def __init__(self, looks: int) -> None:
         self._left = looks
@@ -64,7 +64,7 @@ def test_time_in_which_nothing_ran_counts_for_no_limit(
 
 
 class Crashed:
-    """Rank 0, which was ended because rank 1 crashed, was seen to end first."""
+    """Rank 0 appears to end first, although it was ended because rank 1 crashed."""
 
     def poll(self) -> int:
         return -15

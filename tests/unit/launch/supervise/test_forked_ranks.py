@@ -1,4 +1,5 @@
-"""Ranks that are forks of a server: what they have, how they end, and that nothing is left of them or of the server.
+"""Test ranks that are forks of a server: what they inherit, how they end, and that neither they nor the server leave
+anything.
 
 The server has no torch here (stub_fork_server.py). tests/integration/test_forked_ranks.py has real ones.
 """
@@ -33,7 +34,7 @@ ANY = RunSpec(engine="any")  # type: ignore[arg-type]
 
 @pytest.fixture
 def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServers]:
-    """This process is the parent of orphans. In a container, too, that may be one that reaps none."""
+    """Make this process the parent of orphans. In a container, the usual parent may be a process that reaps none."""
     monkeypatch.setattr(forked_ranks, "SERVER", STUB)
     set_subreaper = functools.partial(ctypes.CDLL(None).prctl, 36)  # PR_SET_CHILD_SUBREAPER
     assert set_subreaper(1, 0, 0, 0) == 0
@@ -49,7 +50,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkSer
 
 
 def children() -> set[int]:
-    """Return the children of this process, of the server, and so on, also those that have ended but were not reaped."""
+    """Return the children of this process, of the server, and so on. Include those that have ended but were not reaped."""
     found, new = set(), {os.getpid()}
     while new:
         lists = [path for pid in new for path in Path(f"/proc/{pid}/task").glob("*/children")]
@@ -70,7 +71,7 @@ def fork(server: ForkServer, log: Path, *arguments: str, **place: str) -> Forked
 
 
 def wait_to_run(rank: ForkedRank, server: ForkServer) -> int:
-    """Return the id of the rank's process, which is the server's until it is forked."""
+    """Return the id of the rank's process. Before the rank is forked, this is the server's id."""
     deadline = time.monotonic() + SECONDS
     while rank.pid == server.pid:
         assert rank.poll() is None and time.monotonic() < deadline
@@ -164,7 +165,7 @@ def test_another_environment_or_source_gets_another_server(
 
 @pytest.fixture
 def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AttemptPaths:
-    """An attempt whose ranks of this process are stubs. They run until they are killed."""
+    """Return an attempt whose ranks are stubs of this process. They run until they are killed."""
     monkeypatch.setattr(local_ranks, "rank_program", lambda spec: (local_ranks.WORKER, spec.placement.ranks_per_node))
     stub = functools.partial(start, STUB, ("rank", "sleep"), stdin=subprocess.DEVNULL)
     monkeypatch.setattr(local_ranks, "start", lambda _module, _arguments, *rest: stub(*rest))

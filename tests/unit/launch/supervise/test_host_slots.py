@@ -1,4 +1,4 @@
-"""Slots: as many holders as there are slots, whoever they are and however they end."""
+"""Test slots: there are never more holders than slots, whoever they are and however they end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(time.monotonic(), flush=True)
 
 @pytest.fixture(autouse=True)
 def own_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots that no sweep on this machine takes."""
+    """Return slots that no sweep on this machine takes."""
     monkeypatch.setenv(host_slots.VARIABLE, str(tmp_path))
 
 
@@ -68,7 +68,7 @@ def test_slots_of_a_killed_holder_are_free() -> None:
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A login's runtime folder, which is there as long as the test wants, beside a temporary folder."""
+    """Create the runtime folder of a login, which exists during the test, and a temporary folder."""
     folder = tmp_path / "runtime"
     folder.mkdir()
     monkeypatch.delenv(host_slots.VARIABLE)
@@ -91,7 +91,7 @@ def test_slots_stay_held_when_the_login_s_folder_goes_or_comes(runtime: Path, mo
 def test_slots_do_not_depend_on_what_a_shell_sets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Path
 ) -> None:
-    """TMPDIR differs between shells, and two of them would each take every GPU."""
+    """TMPDIR differs between shells. With slots in it, two shells would each take every GPU."""
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     held = host_slots.acquire(["cpu"], 1, give_up=After(60))
     assert held is not None
@@ -114,7 +114,7 @@ def test_slots_are_in_a_folder_that_only_this_user_can_open(tmp_path: Path) -> N
 
 
 def test_no_link_of_another_user_is_followed(tmp_path: Path, runtime: Path) -> None:
-    """Neither as the folder nor as a slot. The login's own folder is enough."""
+    """A link may replace neither the folder nor a slot. The login's own folder suffices."""
     (tmp_path / "victim").write_text("content")
     folder = tmp_path / f"orchestrator-slots-{os.getuid()}"
     folder.symlink_to(tmp_path)
@@ -138,7 +138,7 @@ def test_more_slots_than_there_are_is_an_error() -> None:
 
 
 class After:
-    """Says so once so many seconds have passed."""
+    """Become true after this number of seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds

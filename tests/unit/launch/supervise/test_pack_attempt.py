@@ -1,4 +1,4 @@
-"""A completed attempt in few files: every reader finds what it found before, wherever a crash came."""
+"""Test a completed attempt in few files: every reader finds the same content as before, whenever a crash came."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANKS = 3
 
 
 def written(root: Path, edit: Any = unchanged) -> tuple[SweepPaths, list[AttemptPaths]]:
-    """Write a sweep whose ranks left logs, of which only that of rank 1 holds something."""
+    """Write a sweep whose ranks left logs. Only the log of rank 1 has content."""
     sweep = write_sweep(root / "sweep", repeats=1, ranks=RANKS, edit=edit)
     attempts = [sweep.run(run_id).attempt(1) for run_id in read_plan(sweep).cell_of_run()]
     for attempt in attempts:
@@ -32,13 +32,13 @@ def written(root: Path, edit: Any = unchanged) -> tuple[SweepPaths, list[Attempt
 
 
 def read(sweep: SweepPaths) -> tuple[str, str]:
-    """Return the digest of the records, and what the analysis reads of them."""
+    """Return the digest of the records, and the content that the analysis reads."""
     records: Records = load(sweep)
     return digest_records(sweep, sorted(read_plan(sweep).cell_of_run())), repr(records)
 
 
 def names(attempt: AttemptPaths) -> set[str]:
-    """Return the names of all files and folders but those that a crash left half written."""
+    """Return the names of all files and folders, except those that a crash left half-written."""
     return {str(path.relative_to(attempt.root)) for path in attempt.root.rglob("[!.]*")}
 
 
@@ -57,7 +57,7 @@ def test_a_crash_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     before = read(sweep)
 
     def crash_after(calls: int) -> bool:
-        """Pack the attempt, and die before the change of the disk after the first ``calls``."""
+        """Pack the attempt, and die after ``calls`` changes of the disk, before the next one."""
         left = itertools.count(calls, -1)
 
         with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""A rank under Nsight Systems, for which a script stands in, and the ranges that it would show."""
+"""Test a rank under Nsight Systems, which a script replaces, and the ranges that it would show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run becomes a step of a Slurm job, as far as no Slurm is needed to see it."""
+"""Test how a run becomes a step of a Slurm job, as far as this needs no Slurm."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_tasks_of_a_node_are_counted_where_slurm_does_not_say_them(counts: str, 
     ],
 )
 def test_what_squeue_says_of_a_job(line: str, state: str | None) -> None:
-    """Lines as Slurm 22.05 wrote them; a time is that of a preemption, which leaves the job a grace time."""
+    """The lines come from Slurm 22.05. A time is that of a preemption, after which the job has a grace time."""
     assert queue_state(line) == state
 
 
@@ -210,7 +210,7 @@ def test_a_cancellation_is_of_the_runs_that_it_lists(tmp_path: Path) -> None:
 def test_a_bundle_goes_on_where_its_verdicts_cannot_be_judged(
     seconds: float, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """There is no plan to judge by, and no spec to run by."""
+    """There is no plan to judge by, and no spec to run."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(child_process, "JUDGE_SECONDS", seconds)
     bundle = SweepPaths(tmp_path).bundle("bundle")

@@ -1,4 +1,4 @@
-"""The environment of a user's program."""
+"""Test the environment of a user's program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launch.supervise.user_command import program_variables
 
 @pytest.mark.parametrize("framework", ["megatron_lm", "megatron_bridge"])
 def test_deterministic_megatron_gets_its_variables_unless_the_user_sets_them(framework: str) -> None:
-    """Megatron Bridge 0.6.2 ends at once without NCCL_ALGO."""
+    """Without NCCL_ALGO, Megatron Bridge 0.6.2 ends at once."""
     command = Command(framework=framework, run="torchrun train.py")  # type: ignore[arg-type]
     spec = RunSpec(engine="command", command=command, training=Training(deterministic=True))
     attempt = AttemptPaths(Path("attempt"))

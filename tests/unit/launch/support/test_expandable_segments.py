@@ -1,4 +1,4 @@
-"""Graph memory beside expandable segments: NCCL leaves it alone, on every engine."""
+"""Test graph memory with expandable segments: NCCL must not register it, on any engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_graph_memory_is_kept_from_nccl_where_segments_expand() -> None:
 
 
 def test_torch_native_is_not_told_by_the_host_to_have_it_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a shell or a cluster's profile sets is in no recipe, and no rule sees it."""
+    """Variables of a shell or of a cluster's profile are in no recipe, so no rule sees them."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setenv("NCCL_GRAPH_REGISTER", "1")
     with pytest.raises(EnvironmentFault, match="NCCL_GRAPH_REGISTER=1 with PYTORCH_CUDA_ALLOC_CONF=expandable"):

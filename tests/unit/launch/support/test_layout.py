@@ -1,4 +1,4 @@
-"""Whether a job refuses a model or a batch that does not divide over its ranks."""
+"""Test that a job rejects a model or a batch that its ranks cannot divide."""
 
 from __future__ import annotations
 

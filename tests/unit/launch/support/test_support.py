@@ -1,4 +1,4 @@
-"""What each engine refuses: every field that it would otherwise ignore."""
+"""Test what each engine rejects: every field that it would otherwise ignore."""
 
 from __future__ import annotations
 
@@ -474,7 +474,7 @@ def test_remedies_are_spelt_as_a_recipe_spells_them() -> None:
 
 
 def test_megatron_reduces_experts_over_those_who_hold_the_same() -> None:
-    """Without expert parallelism that is who holds the same of the layers around them."""
+    """Without expert parallelism, these are the ranks that hold the same parts of the surrounding layers."""
     for layout, taken in (
         (Parallelism(tp=2, etp=1), False),
         (Parallelism(tp=2, etp=2), True),

@@ -1,4 +1,4 @@
-"""The data source: a pure function of (seed, step, index), whatever the layout."""
+"""Test the data source: its data depend only on (seed, step, index), and not on the layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = INDICES = st.integers(0, 2**40)
 
 
 def write_indexed(folder: Path, tokens: Sequence[int] | npt.NDArray[np.int64]) -> str:
-    """One document of one sequence, as Megatron-Core's IndexedDataset."""
+    """Write one document of one sequence in the format of Megatron-Core's IndexedDataset."""
     header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, 1, 2)
     (folder / "corpus.idx").write_bytes(header + struct.pack("<iqqq", len(tokens), 0, 0, 1))
     (folder / "corpus.bin").write_bytes(np.array(tokens, "<i4").tobytes())

@@ -1,4 +1,4 @@
-"""A digest of parameters shows whether an optimizer has stepped."""
+"""Test that a digest of parameters shows whether an optimizer has stepped."""
 
 from __future__ import annotations
 

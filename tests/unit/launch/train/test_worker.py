@@ -1,4 +1,4 @@
-"""One rank from its setting up to its teardown."""
+"""Test one rank from its settings to its teardown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPEC = RunSpec(
 def test_results_are_on_disk_before_graphs_are_released_and_these_before_communicators(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A graph holds the communicators that it launches, and a teardown may hang: what was measured counts all the same."""
+    """A graph holds the communicators that it uses, and a teardown may hang. The measurements must count nevertheless."""
     attempt, device = AttemptPaths(tmp_path / "1"), torch.device("cpu")
     order: list[str] = []
 
@@ -88,7 +88,7 @@ def test_no_other_host_reaches_where_the_ranks_of_one_host_meet(monkeypatch: pyt
 
 
 def listening(port: int) -> list[str]:
-    """Return the addresses, as the kernel writes them, at which somebody listens on ``port``."""
+    """Return the addresses on which somebody listens at ``port``, as the kernel writes them."""
     sockets = [line.split() for table in Path("/proc/net").glob("tcp*") for line in table.read_text().splitlines()]
     places = [local.split(":") for _, local, _, state, *_ in sockets if state == "0A"]
     return [address for address, at in places if int(at, 16) == port]

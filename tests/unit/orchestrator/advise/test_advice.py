@@ -1,4 +1,4 @@
-"""Advice from the records of an eager run: the same records give the same bytes."""
+"""Test advice from the records of an eager run: equal records give equal bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SYNC = Reason("capture.sync", "the dispatcher reads sizes", "use allgather.")
 
 
 def inspected(*inspections: Inspection) -> Callable[[AttemptRecord], None]:
-    """Rank by rank, as launch.train.telemetry.event_log writes them."""
+    """Write inspections rank by rank, as launch.train.telemetry.event_log does."""
 
     def edit(run: AttemptRecord) -> None:
         for rank, inspection in enumerate(inspections):
@@ -76,7 +76,7 @@ def advice_on(
     ranks: int = 1,
     extra: Sequence[Extra] = (),
 ) -> tuple[Advice, str]:
-    """The advice on the first eager cell, and the text of all."""
+    """Return the advice on the first eager cell, and the text of all advice."""
 
     def edit(run: AttemptRecord) -> None:
         for one in edits:
@@ -168,8 +168,9 @@ TP2_PP2_EP2 = ((496.3, 133.1, 375.4), (212.61, 132.2, 342.1), (498.1, 154.15, 33
 def test_ranks_that_wait_for_each_others_hosts_do_not_count_as_busy(
     tmp_path: Path, step_ms: float, ranks: Sequence[tuple[float, float, float]], worth: str, expected: str
 ) -> None:
-    """Busy, computing and host's times of four GPUs (docs/results/qwen3_8l_parallel), whose graphed steps were 1.35 and 2.24
-    times as fast: most of a rank's busy time was waiting for another's host, and more than the step when traced."""
+    """The busy, computing and host times are those of four GPUs (docs/results/qwen3_8l_parallel), whose graphed steps
+    were 1.35 and 2.24 times as fast. Most of a rank's busy time was waiting for another rank's host. In the trace it
+    was longer than the step."""
 
     def of_ranks(run: AttemptRecord) -> None:
         for rank, (busy, computing, host) in enumerate(ranks):

@@ -1,4 +1,4 @@
-"""The runs of advise, and the graph configurations that it recommends: only those that a sweep would accept."""
+"""Test the runs of advise, and that it recommends only graph configurations that a sweep would accept."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_reasons_against_the_eager_run_do_not_reject_graphs() -> None:
 
 
 def test_known_wrong_results_are_not_advised() -> None:
-    """launch.support lets it run in deterministic mode, for its verdict."""
+    """launch.support accepts it in deterministic mode, so that the verdict shows the fault."""
     training = replace(BATCH, deterministic=True)
     spec = RunSpec(engine="megatron", training=training, placement=Placement("cuda"))
     reasons = {graph.label: [one.rule for one in reasons] for graph, reasons in list_candidates(spec).items()}
@@ -142,7 +142,8 @@ def test_known_wrong_results_are_not_advised() -> None:
     ids=lambda path: path.stem,
 )
 def test_the_block_can_be_pasted_and_swept(path: Path, tmp_path: Path) -> None:
-    """In the place of the recipe's own sweep: each point is a cell, and none is rejected unless its eager baseline is."""
+    """The block replaces the recipe's own sweep. Each point becomes a cell, and none is rejected unless its eager
+    baseline is."""
     content = yaml.safe_load(path.read_text())
     if (
         path.stem == "tiny_parallel"

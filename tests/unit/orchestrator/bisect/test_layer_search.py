@@ -1,4 +1,4 @@
-"""bisect --layers over written records: its run, which place comes first, and its answer."""
+"""Test bisect --layers on written records: its run, which place comes first, and its answer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def unchanged(run: AttemptRecord) -> None:
 
 
 def check_with(run: AttemptRecord, rank: int, step: int, fault: LayerResult | str) -> None:
-    """Record ``fault`` in a check: a result of a layer, or the name of another."""
+    """Record ``fault`` in a check, of a layer's result or of another named result."""
     name = fault if isinstance(fault, str) else fault.name
     difference = TensorDifference(name, 1e-3, noise=1e-6)
     first = None if isinstance(fault, str) else (fault, difference)
@@ -90,7 +90,7 @@ def make_runs(sweep: SweepPaths, plan: Plan, edit: Edit) -> list[str]:
 
 
 def answer_of(root: Path, *edits: Edit, spec: RunSpec = SPEC) -> Answer:
-    """Return the answer if the run with checks comes out as ``edits`` say, one round after the other."""
+    """Return the answer if the run with checks has the results that ``edits`` give, one round after the other."""
     search = start_search(*written(root, spec), GPUS)
     sweep, rounds = SweepPaths(root / search.name), iter(edits)
 
@@ -159,7 +159,7 @@ def test_outputs_come_before_gradients_which_come_from_the_last_layer_on(one: La
 
 
 def test_the_first_place_of_all_ranks_is_named_with_their_coordinates(tmp_path: Path) -> None:
-    """tp 2, pp 2: the second stage sees in its layers what the first one computes."""
+    """With tp 2 and pp 2, the layers of the second stage show the results of the first stage."""
 
     def edit(run: AttemptRecord) -> None:
         check_with(run, 0, 6, result("embedding"))
@@ -194,7 +194,7 @@ def ended(outcome: Any, phase: Any) -> Outcome:
 
 
 def end_numeric(run: AttemptRecord) -> None:
-    """At step 7, whose check and later ones did not take place."""
+    """End the run at step 7, so that this check and later ones did not take place."""
     del run.metrics[7:]
     run.outcome = ended("NUMERIC", "measure")
     for rank, events in run.events.items():
@@ -269,7 +269,7 @@ def test_a_failed_capture_has_no_first_layer(tmp_path: Path) -> None:
 def test_the_verb_runs_a_side_sweep_and_prints_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Records are written in place of the run, since a CPU captures no graph."""
+    """Records replace the run, since a CPU captures no graph."""
     _, _, cell = written(tmp_path)
     rounds = []
 

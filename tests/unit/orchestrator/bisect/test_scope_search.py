@@ -1,4 +1,4 @@
-"""Bisecting captured sets: decisions for any family of failing sets, and the verb over written records."""
+"""Test bisecting captured sets: the decisions for any family of failing sets, and the verb on written records."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def search_through(candidates: tuple[RunSpec, ...], family: Family) -> tuple[Con
 
 @given(data=st.data(), spec=st.sampled_from(SPECS))
 def test_the_named_set_fails_and_no_smaller_set_does(data: st.DataObject, spec: RunSpec) -> None:
-    """For arbitrary families: nothing is concluded about one set from another."""
+    """The families are arbitrary, so one set allows no conclusion about another."""
     candidates = list_candidates(spec)
     status: st.SearchStrategy[Status] = st.sampled_from(["fails", "fails otherwise", "passes", "unclear"])
     truth = {one.cuda_graph: data.draw(status, label=one.cuda_graph.label) for one in candidates}
@@ -329,7 +329,7 @@ def ends(outcome: Any, *scopes: tuple[str, ...]) -> Edit:
 
 @pytest.mark.parametrize("outcome", ["CUDA_OOM", "TIMEOUT", "HANG", "FAILED"])
 def test_a_set_that_fails_otherwise_is_not_named(tmp_path: Path, outcome: str) -> None:
-    """DIVERGED is sought. A smaller set fails otherwise, and all others pass, including the whole set."""
+    """DIVERGED is sought. A smaller set fails in another way, and all others pass, including the whole set."""
     answer = Trial(tmp_path / "gone", off("attn"), later=ends(outcome, ("attn",))).answer()
     assert (smallest(answer), answer.exit_code) == (None, 4)
     assert answer.summary == (
@@ -421,7 +421,7 @@ def test_a_set_that_could_not_be_tried_is_not_said_to_pass(tmp_path: Path) -> No
 
 
 def test_it_continues_with_what_is_on_disk(tmp_path: Path) -> None:
-    """Ended after the first round, and in the midst of the second."""
+    """The bisection was ended after the first round, and in the middle of the second."""
     trial = Trial(tmp_path, no_capture("attn", "moe_router"))
     search, sweep = trial.search()
     first, second = search.candidates[:2], search.candidates[:4]
@@ -551,7 +551,7 @@ def test_a_nan_on_purpose_that_eager_has_too_is_one_message(tmp_path: Path, caps
 def test_the_verb_runs_a_side_sweep_and_prints_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Records are written in place of the runs, since a CPU captures no graph."""
+    """Records replace the runs, since a CPU captures no graph."""
     _, _, cell = written(tmp_path, SPECS[3], off("mlp"))
     policies = []
 
@@ -600,7 +600,7 @@ def test_a_budget_is_held_before_anything_is_planned(
 
 
 def make_runs_anew(sweep: SweepPaths, plan: Plan, edit: Edit) -> None:
-    """Where specs are on disk already."""
+    """Make runs whose specs are already on disk."""
     for cell in plan.cells:
         for repeat in range(len(cell.run_ids)):
             record = attempt_record(spec_from_json(cell.spec_of(repeat)))

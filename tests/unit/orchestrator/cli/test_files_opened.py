@@ -1,4 +1,5 @@
-"""How many files commands open for each run of a sweep: what bounds their time, and no load changes it."""
+"""Test how many files commands open for each run of a sweep. This number bounds their time, and does not depend on the
+load."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def test_the_files_that_a_command_opens_grow_with_the_runs_alone(
 
 
 def _opened(command: str, root: Path, workloads: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return how many files and folders ``command`` opens, or tries to, of a sweep of four runs a workload."""
+    """Return how many files and folders ``command`` opens or tries to open, for a sweep with four runs per workload."""
     sweep = write_sweep(root, workloads=workloads, steps=20)
     for run_id in read_plan(sweep).cell_of_run():
         pack_if_completed(sweep.run(run_id).attempt(1), ranks=1)

@@ -1,4 +1,4 @@
-"""The command line: help, exit codes, and error messages."""
+"""Test the command line: help, exit codes and error messages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
-    """The promise is 0.2 s on a free machine. CPU seconds hardly depend on what else runs."""
+    """The promise is 0.2 s on a free machine. CPU seconds hardly depend on other processes."""
     seconds = []
     for _ in range(3):
         before = cpu_seconds_of_children()
@@ -244,7 +244,7 @@ def test_plan_lists_known_faults_of_a_users_program(capsys: pytest.CaptureFixtur
 
 
 def test_plan_says_that_steps_are_too_few(capsys: pytest.CaptureFixture[str]) -> None:
-    """Three steps warm up and one captures."""
+    """Three steps are warm-up, and one captures."""
     said = "103 steps are too few for EQUIVALENT, which compares 100 steps after the capture: set training.steps to 104"
     cases = {
         ("103",): True,
@@ -408,7 +408,7 @@ def test_a_message_spells_no_secret_in_another_way(
 
 
 BYTES = "a\udcff"
-"""What Python makes of an argument with the byte 0xff, which is no UTF-8."""
+"""Python turns an argument with the byte 0xff, which is not UTF-8, into this text."""
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def test_a_report_is_written_again_when_a_run_changed_whatever_clocks_say(elsewh
 
 
 def test_a_sweep_that_validates_nothing_is_not_green(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
-    """A host without its driver, and rules that reject everything, look alike to a nightly job."""
+    """To a nightly job, a host without its driver and rules that reject everything look alike."""
     sweep = ["sweep", TINY, "training.steps=8", "--only", "cuda_graph.impl=torch_compile", "--executor", "debug"]
     assert main(sweep) == main([*sweep[:-2], "--executor", "local"]) == 4
     text = capsys.readouterr().out
@@ -881,7 +881,7 @@ def test_a_closed_pipe_is_exit_code_141_without_a_message(tmp_path: Path) -> Non
 
 
 def test_an_uncaught_exception_is_exit_code_2(tmp_path: Path) -> None:
-    """Python's exit code of an uncaught exception is 1, which here says that the input is wrong."""
+    """Python's exit code for an uncaught exception is 1, which here means wrong input."""
     code = "import orchestrator.cli.main as c; c.main = lambda: 1 / 0; c.run()"
     done = python("-c", code, cwd=tmp_path)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""What ``plan`` says of GPU memory, and which cells it sets aside."""
+"""Test what ``plan`` says about GPU memory, and which cells it sets aside."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.schemas import validated
 
 @pytest.fixture
 def plan_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Plan words on a cluster whose GPUs have ``gib``. Return the content, and what ``sweep`` warns of."""
+    """Plan on a cluster whose GPUs have ``gib`` GiB. Return the content, and the warnings of ``sweep``."""
 
     def run(gib: float | None, *words: str) -> tuple[dict[str, Any], str]:
         monkeypatch.setattr(
@@ -99,7 +99,7 @@ def test_a_cell_set_aside_names_the_forecast_the_gpu_and_the_fix(plan_on: Any) -
 def test_what_was_never_measured_is_not_set_aside_by_its_forecast(
     plan_on: Any, compile: str, state: tuple[str, tuple[str, ...]]
 ) -> None:
-    """A GPU of 6 GiB holds the state of 5.8 GiB, and 6.9 to 7.1 GiB are needed."""
+    """A GPU of 6 GiB can hold the state of 5.8 GiB, but 6.9 to 7.1 GiB are needed."""
     words = ("launch_bound_compiled", f"training.compile={compile}", "--only", "cuda_graph.impl=full_iteration")
     content, warnings = plan_on(6, *words)
     assert set(states(content).values()) == {state}
@@ -167,7 +167,7 @@ repeats: 2
 def run_with_layers(folder: Path, layers: Mapping[int, int], outcome: OutcomeName = "COMPLETED") -> Path:
     """Write a recipe and its runs. Return the recipe's file.
 
-    Tensors have ``layers[n]`` MiB with n layers, and 1 GiB more with graphs.
+    With n layers, tensors take ``layers[n]`` MiB, and 1 GiB more with graphs.
     """
     recipe, sweep_paths = folder / "mine.yaml", SweepPaths(folder / "sweeps" / "mine")
     recipe.write_text(PROGRAM)
@@ -198,7 +198,7 @@ def table(capsys: pytest.CaptureFixture[str], recipe: Path) -> list[str]:
 def test_two_observed_points_of_a_program_are_extrapolated_linearly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], plan_on: Any
 ) -> None:
-    """3000 MiB + 1000 MiB a layer, beside 600 MiB that do not grow."""
+    """A run takes 3000 MiB, 1000 MiB per layer, and 600 MiB that do not grow."""
     recipe = run_with_layers(tmp_path, {2: 5000, 4: 7000})
     where = ("--store", str(tmp_path / "sweeps"))
     assert table(capsys, recipe) == ["35.77 GiB  whole  (extrapolated from 4 runs)"]
@@ -236,7 +236,8 @@ def test_the_nearest_points_count_and_other_settings_do_not(tmp_path: Path, caps
 
 
 def held_by(constants: Constants) -> Callable[[AttemptRecord], None]:
-    """Return an edit of records: the run held in each phase what the forecast with ``constants`` says of phase measure."""
+    """Return an edit of records: in each phase, the run holds the memory that the forecast with ``constants`` gives for
+    phase measure."""
 
     def edit(record: AttemptRecord) -> None:
         rank = fullest_rank(record.spec, constants)

@@ -1,4 +1,4 @@
-"""``prune`` deletes what nobody needs, never what somebody works on, and leaves no half of a sweep behind."""
+"""Test that ``prune`` deletes what nobody needs, never what somebody uses, and leaves no half of a sweep."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def beside_reports(sweep: SweepPaths) -> list[Path]:
 
 
 def files(store: Path) -> set[str]:
-    """Return all files but locks."""
+    """Return all files except locks."""
     return {str(path.relative_to(store)) for path in store.rglob("*") if path.is_file() and path.suffix != ".lock"}
 
 
@@ -169,7 +169,7 @@ def test_a_sweep_whose_report_is_being_written_stays(store: Path) -> None:
 
 
 def test_a_report_that_waited_for_prune_leaves_no_folder(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It began to wait for its lock while the sweep was there."""
+    """The report began to wait for its lock while the sweep still existed."""
     one = SweepPaths(store / "one")
     wait = time.sleep
 

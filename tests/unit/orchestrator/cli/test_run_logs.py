@@ -1,4 +1,4 @@
-"""Choose and follow the log of a run, with attempts written by hand."""
+"""Test choosing and following the log of a run, with attempts written by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.records import AttemptRecord, write_sweep
 
 
 class Run:
-    """An eager run that is ordered and has not begun."""
+    """An eager run that is ordered but has not begun."""
 
     def __init__(self, root: Path) -> None:
         def unbegun(record: AttemptRecord) -> None:
@@ -41,7 +41,7 @@ class Run:
         write_json(self.bundle.order, order)
 
     def begin(self, number: int = 1, **texts: str) -> AttemptPaths:
-        """``texts`` are logs: of rank 0 as ``rank0``, of the launcher as ``launcher``."""
+        """Begin an attempt with the logs ``texts``: of rank 0 as ``rank0``, of the launcher as ``launcher``."""
         attempt = self.paths.attempt(number)
         attempt.logs.mkdir(parents=True)
         for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""What ``--json`` prints is as docs/schemas.json says. bisect's and advise's is checked where they are tested."""
+"""Test that the output of ``--json`` has the form of docs/schemas.json. The tests of bisect and advise check theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mistyped or misplaced name is answered with."""
+"""Test the suggestions for mistyped and misplaced names."""
 
 from __future__ import annotations
 

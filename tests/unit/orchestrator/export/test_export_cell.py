@@ -1,5 +1,5 @@
-"""Cells as Megatron-LM's flags and as Megatron Bridge's: by the names of their releases, and with nothing left out in
-silence."""
+"""Test cells as flags of Megatron-LM and of Megatron Bridge: the names are those of their releases, and nothing is
+omitted silently."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.records import AttemptRecord, write_sweep
 RECIPES = Path(__file__).parents[4] / "recipes"
 GOLDEN = Path(__file__).parents[3] / "golden"
 FLAGS: dict[str, str] = json.loads((GOLDEN / "megatron_lm_flags.json").read_text())["core_v0.16.1"]
-"""By name, how many words follow: none, one, or some."""
+"""The number of words that follow each flag: none, one, or some."""
 MAINS: dict[str, str] = json.loads((GOLDEN / "megatron_lm_flags.json").read_text())["main"]
 NAMES: dict[str, list[str]] = json.loads((GOLDEN / "megatron_bridge_names.json").read_text())["megatron-bridge 0.3.1"]
 
@@ -72,7 +72,7 @@ SPECS = {
 
 
 def flags_of(spec: RunSpec, release: MegatronCore = "0.16") -> dict[str, list[str]]:
-    """What a shell would hand on."""
+    """Return the words that a shell would pass on."""
     flags: dict[str, list[str]] = {}
     for word in shlex.split(export(replace(spec, megatron_core=release), "megatron-lm").text.replace("\\\n", "")):
         if word.startswith("--"):
@@ -84,7 +84,7 @@ def flags_of(spec: RunSpec, release: MegatronCore = "0.16") -> dict[str, list[st
 
 
 def overrides_of(spec: RunSpec, release: MegatronCore = "0.16") -> tuple[dict[str, str], dict[str, str]]:
-    """The harness's flags, and the overrides, that of the harness alone among them."""
+    """Return the harness's flags, and the overrides, including the one that only the harness has."""
     text = export(replace(spec, megatron_core=release), "bridge").text.replace("\\\n", "")
     (*flags, override), overrides = (shlex.split(part, comments=True) for part in text.split("# overrides"))
     return dict(zip(flags[::2], flags[1::2], strict=True)), dict(
@@ -157,7 +157,8 @@ def test_graph_settings_are_spelt_as_the_release_does(graph: CudaGraph, released
 
 
 def test_megatron_lm_starts_with_a_whole_step_over_expert_parallel_ranks() -> None:
-    """core_v0.16.1 asserts a flag of inference there (megatron/training/arguments.py:1158), its main branch no more."""
+    """core_v0.16.1 asserts an inference flag there (megatron/training/arguments.py:1158). Its main branch no longer
+    does."""
     asked, spec = "--moe-pad-experts-for-cuda-graph-inference", SPECS["whole step over ranks"]
     assert flags_of(spec)[asked] == []
     parts = CudaGraph("transformer_engine", ("attn",))
@@ -167,8 +168,8 @@ def test_megatron_lm_starts_with_a_whole_step_over_expert_parallel_ranks() -> No
 
 
 def test_the_main_branch_is_not_asked_for_the_loss_that_it_refuses() -> None:
-    """Transformer Engine's (megatron/training/arguments.py since core_v0.18.2), nor is any release asked for one that it would
-    give gradients of float32 in bfloat16, or refuse as not deterministic."""
+    """Since core_v0.18.2, megatron/training/arguments.py refuses Transformer Engine's loss. No release may get a fused
+    loss that returns float32 gradients in bfloat16, or that it refuses as not deterministic."""
     fused = RunSpec(training=Training(precision="bf16"))
     for release in ("0.16", "0.19"):
         assert flags_of(fused, release)["--cross-entropy-fusion-impl"] == ["native"]
@@ -192,7 +193,7 @@ def test_fusions_that_a_recipe_asks_for_are_asked_for() -> None:
 
 
 def test_what_a_run_sets_beside_expandable_segments_is_asked_of_the_job() -> None:
-    """capture.expandable_segments passes a graphed cell that leaves it to the run."""
+    """Rule capture.expandable_segments accepts a graphed cell that leaves the variable to the run."""
     expanding = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     graphed = replace(SPECS["whole step"], environment=expanding)
     asked = "NCCL_GRAPH_REGISTER: set it to 0 in the job"
@@ -297,7 +298,7 @@ def test_what_one_target_alone_lacks() -> None:
     "graph", [CudaGraph(), CudaGraph("transformer_engine", ("attn",)), CudaGraph("full_iteration")]
 )
 def test_gradients_that_a_job_would_lose_are_told_of(graph: CudaGraph, to: Format) -> None:
-    """Whatever the release of Megatron: the fault is Transformer Engine's."""
+    """This holds for any release of Megatron, because the fault is in Transformer Engine."""
     training = Training(precision="bf16", gradient_accumulation_fusion=True, global_batch_size=4, micro_batch_size=2)
     spec = RunSpec(engine="megatron", training=training, cuda_graph=graph, data=Data(kind="synthetic"))
     for release in get_args(MegatronCore):
@@ -312,7 +313,7 @@ def test_gradients_that_a_job_would_lose_are_told_of(graph: CudaGraph, to: Forma
 @pytest.mark.parametrize("to", ["megatron-lm", "bridge"])
 @pytest.mark.parametrize("engine", ["torch_native", "megatron"])
 def test_what_rules_reject_on_megatron_is_told_of_whichever_engine_the_cell_is(engine: Any, to: Format) -> None:
-    """torch_native captures dropless experts; a job of these flags ends in its capture."""
+    """torch_native captures dropless experts, but a job with these flags fails in its capture."""
     spec = RunSpec(
         engine=engine,
         model=MOE,
@@ -332,7 +333,7 @@ def test_what_rules_reject_on_megatron_is_told_of_whichever_engine_the_cell_is(e
 
 
 def test_bridges_own_recipes_do_not_overrule_the_cell() -> None:
-    """Each has these settings at a different value than a cell does, in a place that has the last word (0.3.1)."""
+    """Each of these recipes sets them to other values than the cell, in a place that takes precedence (0.3.1)."""
     _, overrides = overrides_of(RunSpec(training=Training(weight_decay=0.05)))
     assert overrides["model.moe_router_force_load_balancing"] == "false", "the harness's recipes route at random"
     decay = [overrides[f"scheduler.{name}_weight_decay"] for name in ("start", "end")]

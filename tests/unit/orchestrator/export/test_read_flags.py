@@ -1,4 +1,4 @@
-"""``init`` reads what ``export`` prints, says what it does not understand, and knows Megatron-LM's defaults."""
+"""Test that ``init`` reads what ``export`` prints, names what it does not understand, and knows Megatron-LM's defaults."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from orchestrator.recipe.recipe import load
 from tests.unit.orchestrator.export.test_export_cell import SPECS
 
 NOT_IN_FLAGS = {"gpt_oss_20b", "gpt_oss_120b"}
-"""YaRN has no flags."""
+"""There are no flags for YaRN."""
 
 
 def spec_of(text: str, folder: Path) -> RunSpec:
-    """Return the spec of the graphed cell, or the only one, of the recipe ``text``."""
+    """Return the spec of the recipe ``text``: that of its graphed cell, or of its only cell."""
     path = folder / "recipe.yaml"
     path.write_text(text)
     return [cell.spec for cell in expand(load(path), "cuda") if not cell.is_added_baseline][-1]

@@ -1,4 +1,4 @@
-"""Commands to paste."""
+"""Test commands to paste."""
 
 from __future__ import annotations
 

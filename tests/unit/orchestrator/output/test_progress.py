@@ -1,4 +1,4 @@
-"""What a command says of runs: every run counts once."""
+"""Test what a command prints about runs: every run counts once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watched sweep shows: the estimate of the time left, and names as they are."""
+"""Test the view of a watched sweep: the estimated time left, and names without markup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_time_left_uses_the_pace_of_the_runs_without_the_time_in_the_queue(t
     progress = Progress(cells, clock)
 
     def told(seconds: float, name: str, steps: int) -> str:
-        """At ``seconds``, with the first of the four runs in a state and the others waiting."""
+        """Return the view after ``seconds``. The first of the four runs has a state, and the others wait."""
         clock.seconds = seconds
         states = {run_id: RunState(run_id, "QUEUED", 1) for run_id in others}
         return progress.update({first: RunState(first, name, 1, alive=True, steps_done=steps), **states})[1]  # type: ignore[arg-type]

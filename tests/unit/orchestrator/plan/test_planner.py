@@ -1,4 +1,4 @@
-"""Planning: cells judged, bundles formed and interleaved, attempts ordered by policy."""
+"""Test planning: cells are judged, bundles are formed and interleaved, and the policy orders attempts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.planned import ALIKE, BATCH, CLUSTER, COMPILED, CPU_HOST, GPU_HOST, T
 
 
 def names(plan: Plan) -> list[list[str]]:
-    """The runs of each bundle by label and repeat: "eager 0"."""
+    """Return the runs of each bundle by label and repeat: "eager 0"."""
     cells = plan.cell_of_run()
     return [[f"{cells[run].label} {run.rpartition('-r')[2]}" for run in bundle.run_ids] for bundle in plan.bundles]
 
@@ -177,7 +177,8 @@ def test_packages_are_looked_for_unless_ranks_have_a_python_of_their_own(tmp_pat
 
 
 def test_a_bundle_for_which_no_allocation_lasts_is_not_runnable_as_a_whole(tmp_path: Path) -> None:
-    """Four runs of an hour, a minute each between them and ten to start: 254 minutes, of 240."""
+    """Four runs take an hour each, with a minute between them and ten minutes to start. They need 254 minutes, but have
+    240."""
     fields: dict[str, Any] = {
         "sweep": {"grid": {**COMPILED, "training.seed": [1, 2]}},
         "resources": {"device": "cpu", "minutes_per_run": 60},
@@ -217,7 +218,8 @@ def test_a_plan_says_what_it_was_judged_against(tmp_path: Path) -> None:
 
 
 def test_a_bundle_is_a_workload_in_alternating_order(tmp_path: Path) -> None:
-    """Eager, graphed, graphed, eager: a machine that is slower in every other run slows both cells as often."""
+    """The order is eager, graphed, graphed, eager. A machine that is slower in every other run then slows both cells
+    equally."""
     grid = {"parallelism.dp": [1, 2], "cuda_graph.impl": ["torch_compile"]}
     forwards = ("eager", "torch_compile")
     assert names(plan(tmp_path, repeats=3, sweep={"grid": grid})) == [
@@ -311,7 +313,7 @@ def test_a_plan_survives_json(tmp_path: Path) -> None:
 TYPED = st.sampled_from([place for place in RECIPE.fields if "." in place]).flatmap(
     lambda place: st.tuples(st.just(place), values_of(place))
 )
-"""Fields of sections, with any value of their types."""
+"""Draw fields of sections, with any value of their types."""
 
 
 def values_of(place: str) -> st.SearchStrategy[Any]:

@@ -1,4 +1,5 @@
-"""A fix never leads to another refusal: every fix of every refusal of every shipped recipe, applied as a user would."""
+"""Test that a fix never leads to another rejection: apply every fix of every rejection in all shipped recipes, as a
+user would."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ IN_WORDS: Mapping[str, Sequence[str]] = {
     "scope.moe_and_router": ["cuda_graph.scope=[attn, moe]"],
     "layout.interleaved_microbatches": ["training.global_batch_size=8"],
 }
-"""Settings for fixes that only say in words what to do."""
+"""Settings for fixes that are given only in words."""
 REFUSED_FOR_SHOW = {"gpt_oss_20b.yaml", "gpt_oss_120b.yaml", "qwen3_8l_megatron.yaml", "tiny_moe.yaml"}
-"""Recipes with cells that are refused, at least."""
+"""These recipes must have rejected cells. Others may have some too."""
 
 
 @cache
 def refused_cells() -> list[tuple[str, RunSpec]]:
-    """The refused cells of all shipped recipes, on either device, with their recipe."""
+    """Return the rejected cells of all shipped recipes, on either device, with their recipe."""
     found: dict[str, tuple[str, RunSpec]] = {}
     devices: tuple[Device, ...] = ("cuda", "cpu")
     for path in sorted([*RECIPES.glob("*.yaml"), *RECIPES.glob("exhibits/*.yaml")]):

@@ -1,4 +1,4 @@
-"""Every spelling of a graph configuration is one configuration."""
+"""Test that all spellings of a graph configuration give one configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Recipes with a program of the user's own: one cell for each of its graphs, flags as axes, and what is wrong with one."""
+"""Test recipes with a program of the user's own: one cell for each of its graphs, flags as axes, and all kinds of
+mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Expansion: the whole product, each cell once, with its eager twin; and picking from it."""
+"""Test the expansion: it gives the whole product, each cell once, with its eager baseline. Test the selection of cells
+too."""
 
 from __future__ import annotations
 
@@ -142,7 +143,8 @@ def test_a_twin_that_was_asked_for_is_none(tmp_path: Path) -> None:
 
 
 def test_an_eager_cell_with_a_scope_is_no_twin(tmp_path: Path) -> None:
-    """A grid over implementations and scopes has such cells; the rules reject them, and pairs need a sound twin."""
+    """A grid over implementations and scopes has such cells. The rules reject them, and pairs need a valid eager
+    baseline."""
     grid = {"cuda_graph.impl": ["none", "torch"], "cuda_graph.scope": [["attn"]]}
     found = cells(tmp_path, sweep={"grid": grid})
     assert [(cell.spec.cuda_graph.impl, cell.spec.cuda_graph.scope, cell.is_added_baseline) for cell in found] == [
@@ -263,7 +265,7 @@ def test_cells_are_picked_with_their_twins(tmp_path: Path, selections: list[str]
 
 
 def test_an_eager_cell_that_is_picked_is_asked_for(tmp_path: Path) -> None:
-    """Else planning leaves it out, as a twin that serves nobody."""
+    """Otherwise planning would omit it, as a baseline that no cell needs."""
     picked = filter_cells(cells(tmp_path, sweep={"grid": GRID}), ["cuda_graph.impl=none"])
     assert not any(cell.is_added_baseline for cell in picked)
     assert any(

@@ -1,4 +1,5 @@
-"""Recipes are read whole: what is right becomes a Recipe, and what is wrong is said all at once, with the way out."""
+"""Test reading recipes as a whole: a correct file becomes a Recipe, and all mistakes are reported at once, with their
+fixes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from orchestrator.recipe.recipe import MOST_RUNS, Recipe, load
 ROOT = Path(__file__).parents[4]
 RECIPES = sorted([*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "recipes/exhibits").glob("*.yaml")])
 HEAD_LINES = "name: x\nmodel: {preset: tiny_dense}\n"
-"""Two lines that make a whole recipe; what a test adds begins at line 3."""
+"""Two lines that form a complete recipe. The lines that a test adds begin at line 3."""
 
 
 def read(folder: Path, text: str | bytes, *overrides: str) -> Recipe:
@@ -510,7 +511,8 @@ BOMBS = {
     "brackets": [f"A0: '{'${' * 900}'"],
     "levels": ["A0: [[[[[[x]]]]]]", *(f"A{i}: [[[['{_refer(i - 1)}']]]]" for i in range(1, 20))],
 }
-"""Entries of an environment, a few lines each. Resolved wherever they are named, they take hours or all memory."""
+"""Entries of an environment with a few lines each. If every reference were resolved, they would take hours or all
+memory."""
 
 
 @pytest.mark.parametrize("case", BOMBS)
@@ -570,7 +572,7 @@ HIDDEN = {
     "a URL": "environment: {HTTP_PROXY: 'http://me:hunter2@proxy'}\n",
     "a long text": f"environment: {{A: '{'x' * 40} hidden-from-all'}}\n",
 }
-"""What is written after HEAD_LINES. The shell has the secret hidden-from-all, and no message may show it, or hunter2."""
+"""The lines after HEAD_LINES. The shell has the secret hidden-from-all. No message may show it, or hunter2."""
 
 
 @pytest.mark.parametrize("case", HIDDEN)

@@ -1,4 +1,4 @@
-"""Two command lines become one recipe, whose cells run exactly these words."""
+"""Test that two command lines become one recipe, whose cells run exactly these words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The rules against Megatron-Core's own validator, both releases, over generated cells: a disagreement needs a reason."""
+"""Compare the rules with Megatron-Core's own validator, in both releases, on generated cells. Each disagreement needs a
+reason."""
 
 from __future__ import annotations
 
@@ -54,12 +55,13 @@ CHANGES: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"recompute": "selective", "recompute_modules": ("router",)}, {"recompute": "selective", "recompute_modules": ("layernorm",)},
     ],
 }  # fmt: skip
-"""What a cell may change of a dense model on one rank, whose cells run."""
+"""Changes that a cell may make to a dense model on one rank. Without changes, the cells of that model run."""
 IMPLS = ("transformer_engine", "local", "full_iteration", "none")
 
 
 def cells() -> Iterator[RunSpec]:
-    """Yield distinct cells of few changes each: with many, a cell violates so much that no rule is tried alone."""
+    """Yield distinct cells with few changes each. With many changes, a cell violates so much that no rule is tested
+    alone."""
     draw = random.Random(20)
     base = RunSpec(engine="megatron")
     base = replace(
@@ -128,7 +130,7 @@ STRICTER = {
     "training.recompute_modules": "a module is named twice, or without effect, where recomputation is not selective",
     "training.fp8_precision": "Bridge's recipes combine fp8 with 16 bits alone",
 }
-"""Why a rule rejects what Megatron-Core's validator accepts."""
+"""The reasons why a rule rejects what Megatron-Core's validator accepts."""
 
 
 def ask(release: MegatronCore, specs: Sequence[RunSpec]) -> list[str]:

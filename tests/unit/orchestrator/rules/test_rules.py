@@ -1,4 +1,4 @@
-"""Each rule rejects what it should and nothing else, and none fails on nonsense."""
+"""Test that each rule rejects what it should and nothing else, and that none fails on nonsense."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PACKED = Data(packed_sequences=True, eod_token=0)
 
 
 def spec(**changes: Any) -> RunSpec:
-    """A legal spec with ``changes``."""
+    """Return a legal spec with ``changes``."""
     return changed(RunSpec(model=DENSE, training=BF16), **changes)
 
 
 def changed(value: RunSpec, **changes: Any) -> RunSpec:
-    """``value`` with ``changes``; dotted keys, with ``__`` for the dot, reach into a section."""
+    """Return ``value`` with ``changes``. Dotted keys, with ``__`` for the dot, name a field of a section."""
     for key, item in changes.items():
         section, _, name = key.partition("__")
         inner = dataclasses.replace(getattr(value, section), **{name: item}) if name else item
@@ -51,7 +51,7 @@ def graphed(impl: str, *scope: str, **changes: Any) -> RunSpec:
 
 
 def on_ranks(ranks: int, **degrees: Any) -> dict[str, Any]:
-    """A layout and the place for it."""
+    """Return a layout and a placement that fits it."""
     rest = {name: degrees.get(name, 1) for name in ("tp", "pp", "cp")}
     degrees.setdefault("dp", ranks // (rest["tp"] * rest["pp"] * rest["cp"]))
     return {"parallelism": Parallelism(**degrees), "placement": Placement(ranks_per_node=ranks)}
@@ -505,7 +505,7 @@ FIXES: Mapping[str, tuple[RunSpec, str, Mapping[str, Any]]] = {
         {"parallelism": Parallelism(dp=2)},
     ),
 }  # fmt: skip
-"""A cell, words of its fix, and the changes that they ask for."""
+"""A cell, words of its fix, and the changes that the fix asks for."""
 
 
 @pytest.mark.parametrize("rule", FIXES)
@@ -519,7 +519,7 @@ def test_a_fix_leads_to_a_cell_that_its_engine_runs(rule: str) -> None:
 
 
 def test_no_fix_leads_to_what_an_engine_always_refuses() -> None:
-    """launch.support refuses local graphs of megatron, which alone has them; they are still among the words there are."""
+    """launch.support rejects the local graphs of megatron. Only megatron has them, but they remain a known name."""
     assert [rule.id for rule in RULES if re.search(r"\blocal\b", rule.fix)] == ["scope.impl_unknown"]
 
 
@@ -575,7 +575,7 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
 
 
 def arbitrary(section: type) -> st.SearchStrategy[Any]:
-    """Any value in every field: closed sets of words hold any word."""
+    """Draw any value in every field. Fields with a closed set of values may get any text."""
     fields = {
         field.name: WORDS if str(field.type).startswith("Literal") else BY_TYPE[str(field.type)]
         for field in dataclasses.fields(section)

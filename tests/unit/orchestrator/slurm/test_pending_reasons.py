@@ -1,4 +1,5 @@
-"""Jobs that will not start by themselves: which these are, what a person is told, and when one has waited for too long."""
+"""Test jobs that will not start by themselves: which ones these are, what the command says, and when one has waited too
+long."""
 
 from __future__ import annotations
 
@@ -130,7 +131,7 @@ class Clock:
 
 @pytest.fixture
 def scancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a script in scancel's place writes down what it is asked."""
+    """Return the file in which a script, in place of scancel, records its arguments."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "scancel").write_text(f'#!/bin/sh\ntest -e {tmp_path}/down && exit 1\necho "$@" >> {tmp_path}/calls\n')
     (tmp_path / "scancel").chmod(0o755)

@@ -1,4 +1,4 @@
-"""Which attempts each policy begins, and how they are placed."""
+"""Test which attempts each policy begins, and how they are ordered."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_run_that_no_verdict_has_needed_yet_begins_with_no_policy(tmp_path: Pa
 
 
 def test_a_retried_graphed_run_takes_its_eager_twin_and_no_other_graphed_run(tmp_path: Path) -> None:
-    """Three cells of one workload, in an order that orders() knows from bundles alone."""
+    """The workload has three cells, in an order that only the bundle states."""
     found = plan(tmp_path, sweep={"grid": COMPILED})
     eager, compiled = found.cells
     eager = dataclasses.replace(eager, run_ids=eager.repeat_ids, perturbed=False)

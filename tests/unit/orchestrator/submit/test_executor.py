@@ -1,4 +1,4 @@
-"""What makes the runs: Slurm where it answers, else this host, and never the one for a plan of the other."""
+"""Test the choice of the executor: Slurm if it answers, else this host, and never one that the plan was not made for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.submit.executor import check_executor, outage, resolve_executo
 
 @pytest.fixture(autouse=True)
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """All of PATH: no Slurm is installed."""
+    """These programs are the whole PATH, so no Slurm is installed."""
     monkeypatch.setenv("PATH", str(tmp_path))
     executor._check_slurm.cache_clear()
     yield tmp_path

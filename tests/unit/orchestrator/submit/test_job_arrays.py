@@ -1,4 +1,4 @@
-"""Arrays and chains: whatever is submitted, and whenever, the limits hold and nothing is left out."""
+"""Test arrays and chains: the limits always hold, and no bundle is omitted, whatever is submitted and whenever."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_no_more_arrays_than_needed(requests: Mapping[str, JobRequest], loads: l
 
 @given(some_requests, some_loads)
 def test_chains_end_within_one_bundle_of_each_other(requests: Mapping[str, JobRequest], loads: list[float]) -> None:
-    """A chain is given more only while it is the one that is free first."""
+    """A chain gets another bundle only if it is the first to become free."""
     ends = Counter(dict(enumerate(loads)))
     longest = 0
     for array in form_arrays(requests, loads, 1000):

@@ -1,4 +1,4 @@
-"""In which order the queue of a host starts bundles."""
+"""Test the order in which the queue of a host starts bundles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submissions on disk, what sbatch is given, and what is made of a submission that an earlier command left open."""
+"""Test submissions on disk, the arguments of sbatch, and a submission that an earlier command left open."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_damaged_submission_is_said_and_never_passed_over(sweep: SweepPaths, c
 
 @pytest.fixture
 def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """submitit writes scripts only where it sees one."""
+    """Install a stand-in for srun, because submitit writes scripts only if it finds one."""
     (tmp_path / "srun").write_text("#!/bin/sh\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -88,7 +88,7 @@ def directives(
     chain: int | None = None,
     exclude: Sequence[str] = (),
 ) -> Mapping[str, str]:
-    """The options of the batch script, and its last lines under "command" and "setup"."""
+    """Return the options of the batch script, and its last lines under "command" and "setup"."""
     array = Array(request, tuple(map(str, range(count))), chain)
     text = batch_script(BatchJob(STORE, STORE.root / "token", array, profile, "name", exclude))
     words = [line.removeprefix("#SBATCH --").partition("=") for line in text.splitlines() if line.startswith("#SBATCH")]
@@ -154,7 +154,7 @@ def test_failed_nodes_are_left_aside_beside_those_of_the_profile() -> None:
 
 @pytest.mark.usefixtures("srun")
 def test_jobs_find_this_program_after_what_the_site_sets_up(tmp_path: Path) -> None:
-    """From whatever folder, with whatever PYTHONPATH the site's own lines leave."""
+    """This holds in any folder, and for any PYTHONPATH that the site's own lines set."""
     for line in ("true", "export PYTHONPATH=/somewhere", "unset PYTHONPATH"):
         setup = directives(Profile(setup=(line,)))["setup"]
         command = f"{setup}\n{sys.executable} -c 'import launch.supervise.supervisor, sys; print(sys.path)'"
@@ -166,7 +166,7 @@ def test_jobs_find_this_program_after_what_the_site_sets_up(tmp_path: Path) -> N
 @pytest.mark.usefixtures("srun")
 @pytest.mark.parametrize(("task", "bundle"), [(None, "one"), ("0", "one"), ("1", "$(id) `id`"), ("2", "three")])
 def test_each_element_of_an_array_supervises_its_own_bundle(tmp_path: Path, task: str | None, bundle: str) -> None:
-    """Even where the site's lines have bash refuse variables that are not set."""
+    """This holds even if the site's lines make bash reject unset variables."""
     sweep = SweepPaths(tmp_path / 'my "$sweep"')
     array = Array(REQUEST, ("one", "$(id) `id`", "three"))
     profile = Profile(setup=("set -eu",))
@@ -199,7 +199,7 @@ SILENCES = (
 def test_a_refusal_is_told_from_a_silence(
     sweep: SweepPaths, tmp_path: Path, script: str, certain: bool, words: str
 ) -> None:
-    """After a refusal there is no job; after the others there may be one."""
+    """After a rejection there is no job. After any other failure there may be one."""
     (tmp_path / "sbatch").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "sbatch").chmod(0o755)
     with pytest.raises(Refused, match=words) as refused:
@@ -211,7 +211,7 @@ def test_a_refusal_is_told_from_a_silence(
 
 
 class Slurm(JobMonitor):
-    """What it finds under a name."""
+    """A Slurm that finds given jobs under a name."""
 
     def __init__(self, *found: str) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def test_a_job_that_slurm_knows_is_adopted(sweep: SweepPaths) -> None:
 def test_a_submission_of_which_slurm_has_no_job_is_forgotten_once_none_can_arrive(
     sweep: SweepPaths, monkeypatch: pytest.MonkeyPatch, ago: float
 ) -> None:
-    """On the same host, and on one whose sbatch cannot be seen, whatever their clocks say."""
+    """This holds on the same host, and on a host whose sbatch cannot be seen, whatever their clocks show."""
     monkeypatch.setattr(slurm_queue, "ARRIVAL_SECONDS", 0.1)
     monkeypatch.setattr(slurm_queue, "SBATCH_SECONDS", 0.2)
     monkeypatch.setattr(slurm_queue, "FIND_SECONDS", 0.05)

@@ -1,4 +1,5 @@
-"""Outcomes that nobody wrote: of attempts that ended with their job, and of runs that no job will start any more."""
+"""Test outcomes that no supervisor wrote: of attempts that ended with their job, and of runs that no job will start any
+more."""
 
 from __future__ import annotations
 
@@ -135,6 +136,6 @@ def test_a_store_that_cannot_be_written_is_one_message(tmp_path: Path, state: Ca
 
 
 def test_outcomes_are_dated_when_they_are_found_out(sweep: SweepPaths) -> None:
-    """A report written before then is older than they are."""
+    """A report that was written before then is older than these outcomes."""
     close_dead_attempts(sweep, {RUN: abandoned()})
     assert read_json(sweep.run(RUN).attempt(1).outcome)["ended"] == pytest.approx(time.time(), abs=5)

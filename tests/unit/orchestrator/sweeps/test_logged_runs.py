@@ -1,4 +1,4 @@
-"""Runs made elsewhere become a sweep: its verdicts rest on their logs, and say so."""
+"""Test that runs made elsewhere become a sweep, whose verdicts rest on their logs and say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The report by a process of its own: its exit code is the report's, and what keeps it from being written is said."""
+"""Test the report by a separate process: the exit code is that of the report, and the command reports why it could not
+be written."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def test_the_exit_code_is_that_of_the_report(tmp_path: Path) -> None:
 
 
 def test_a_reporter_waits_for_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would delete plots of the other, and one report would hold files of both."""
+    """Otherwise each process would delete plots of the other, and one report would have files of both."""
     monkeypatch.setattr("analysis.report.write_report.LOCK_SECONDS", 0.1)
     sweep = write_sweep(tmp_path, steps=20)
     with Lock.acquire(sweep.report_lock, 0), pytest.raises(TimeoutError, match=r"held report\.lock for 0\.1 s"):

@@ -1,4 +1,4 @@
-"""States of runs, told from what stands on disk, with locks held by this very process, and from what Slurm says."""
+"""Test the states of runs, from the records on disk, locks held by this process, and the answers of Slurm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.records import AttemptRecord, write_sweep
 
 
 class Sweep:
-    """One bundle of eager, compiled, eager, compiled; nothing of it begun."""
+    """A sweep of one bundle: eager, compiled, eager, compiled. No run has begun."""
 
     def __init__(self, root: Path) -> None:
         def unbegun(record: AttemptRecord) -> None:
@@ -42,7 +42,7 @@ class Sweep:
         self.supervisor = this_process()
 
     def order(self, *schedule: tuple[int, int], step: Step | None = None) -> None:
-        """``schedule``: (index of the run, attempt)."""
+        """Order attempts. ``schedule`` has pairs (index of the run, attempt)."""
         pairs = tuple((self.run_ids[run], attempt) for run, attempt in schedule)
         order = BundleOrder(self.bundle.root.name, "workload", pairs, Limits(), 1, ("cpu",), step=step)
         write_json(self.bundle.order, order)
@@ -57,7 +57,7 @@ class Sweep:
             write_json(paths.outcome, outcome_to_json(paths, record))
 
     def states(self, **jobs: str) -> list[str]:
-        """``jobs``: the state of job 12 as ``j12``; without any, Slurm is not asked."""
+        """Return the states of the runs. ``jobs`` has the state of job 12 as ``j12``. Without jobs, Slurm is not asked."""
         return [state.name + ("*" if state.alive else "") for state in self.all(**jobs)]
 
     def all(self, **jobs: str) -> list[RunState]:
@@ -67,7 +67,7 @@ class Sweep:
         return list(states.values())
 
     def submit(self, job_id: str | None, *schedule: tuple[int, int]) -> None:
-        """Order it and hand it to Slurm, or have nobody know whether that came to pass."""
+        """Order it and submit it to Slurm, or leave unknown whether the submission arrived."""
         self.order(*schedule, step=Step(1, 2, 1, "python"))
         bundles, number = (self.bundle.root.name,), len(read_submissions(self.paths))
         pairs = tuple((self.run_ids[run], attempt) for run, attempt in schedule)
@@ -76,7 +76,7 @@ class Sweep:
         write_submission(self.paths, submission)
 
     def take(self, job: str = "12") -> None:
-        """As another supervisor does that Slurm has started."""
+        """Take the bundle as another supervisor that Slurm has started."""
         self.supervisor = dataclasses.replace(self.supervisor, token=os.urandom(4).hex())
         with JsonLines(self.bundle.allocations) as lines:
             line = {"allocation": 1, "time": time.time(), "job": job, "nodes": ["node1"]}
@@ -89,7 +89,7 @@ def sweep(tmp_path: Path) -> Sweep:
 
 
 def kill(lock: Lock, path: Path) -> None:
-    """What a killed holder leaves: a free lock that names a process which is no more."""
+    """Leave what a killed holder leaves: a free lock that names a process that no longer exists."""
     lock.release()
     write_json(path, dataclasses.asdict(dataclasses.replace(this_process(), pid=1)))
 
@@ -116,7 +116,7 @@ def test_a_run_from_the_plan_to_its_outcome(sweep: Sweep) -> None:
 
 
 def test_a_run_whose_supervisor_died_is_interrupted_even_while_another_one_lives(sweep: Sweep) -> None:
-    """Whatever the clocks said meanwhile."""
+    """This holds whatever the clocks showed in the meantime."""
     sweep.order((0, 1), (1, 1))
     sweep.supervisor = dataclasses.replace(this_process(), pid=1)
     first = taken(sweep.bundle.lock)
@@ -255,7 +255,7 @@ LIVING = sorted({*WAITING, *RUNNING, UNHEARD, "A_STATE_TO_COME"})
 
 @pytest.mark.parametrize("job", LIVING)
 def test_while_its_job_lives_a_run_waits_or_runs(sweep: Sweep, job: str) -> None:
-    """Whatever the lock says: it was taken on a node. A state that nobody knows ends nothing."""
+    """The lock decides nothing, because it was taken on a node. An unknown state of a job ends nothing."""
     sweep.submit("12", (0, 1), (1, 1), (2, 1), (3, 1))
     assert sweep.states(j12=job) == ["QUEUED*"] * 4
     sweep.take()
@@ -311,7 +311,7 @@ def test_launches_are_counted_from_the_last_attempt_that_was_begun(sweep: Sweep)
 
 
 def test_of_two_jobs_of_one_bundle_the_one_that_lives_counts(sweep: Sweep) -> None:
-    """An sbatch that was believed dead came through: its job finds the bundle taken, and ends."""
+    """An sbatch that was believed dead was still received. Its job finds that the bundle is taken, and ends."""
     sweep.submit("11", (0, 1))
     sweep.submit("12", (0, 1))
     sweep.take("11")
@@ -321,7 +321,7 @@ def test_of_two_jobs_of_one_bundle_the_one_that_lives_counts(sweep: Sweep) -> No
 
 
 def test_an_id_that_slurm_gave_twice_is_the_later_job_s(sweep: Sweep) -> None:
-    """The controller was killed and forgot the first one. Both are of one chain, and have its name."""
+    """The controller was killed and forgot the first job. Both jobs belong to one chain and have its name."""
     sweep.submit("12", (0, 1))
     other = Submission("token-other", "token", ("bundle-other",), 0.0, "host", "12", number=1)
     write_submission(sweep.paths, other)
@@ -374,7 +374,8 @@ def test_folders_that_are_no_attempts_do_not_count(sweep: Sweep) -> None:
 
 
 def test_what_was_cancelled_is_not_made_again_unasked(sweep: Sweep) -> None:
-    """A node failed under one run, and then somebody cancelled: by the command, or the job that was to make it again."""
+    """A node failed during one run. Then somebody cancelled the run, with the command or by cancelling the job of the
+    retry."""
     sweep.begin(0, outcome="NODE_FAIL")
     sweep.begin(1, outcome="NUMERIC")
     sweep.submit("12", (0, 2), (1, 2), (2, 1))

@@ -1,5 +1,5 @@
-"""What is made of squeue's and sacct's answers. Here the programs are scripts that say what a test has them say; that
-the real ones answer so, tests/slurm holds."""
+"""Test how answers of squeue and sacct are read. Scripts replace both programs here. tests/slurm shows that the real
+ones answer in the same way."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ job_ids = st.from_regex(r"[1-9][0-9]{0,6}(_[0-9]{1,4})?", fullmatch=True)
 
 @given(st.lists(st.tuples(job_ids, st.sampled_from(STATES), texts, st.integers(0, 2**33), texts), max_size=8))
 def test_a_line_of_squeue_is_a_job_whatever_it_is_called(rows: list[tuple[str, str, str, int, str]]) -> None:
-    """A name may hold line breaks, and what looks like another line."""
+    """A name may contain line breaks, and text that looks like another line."""
     text = "".join(
         SEPARATOR.join(("17", job_id, state, reason, str(start), "node[1-2]", name)) + "\n"
         for job_id, state, reason, start, name in rows
@@ -98,7 +98,7 @@ def test_calls_take_a_small_share_of_the_time_and_a_failing_one_is_tried_again(t
 
 
 class Programs:
-    """squeue and sacct as scripts before the real ones on PATH; what they say is in files."""
+    """Scripts in place of squeue and sacct, before the real ones on PATH. Files have their output."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -228,7 +228,7 @@ def test_nothing_is_asked_before_the_interval_is_over(
 def test_an_id_counts_with_the_name_that_it_was_submitted_under(
     scheduler: JobMonitor, programs: Programs, clock: Clock
 ) -> None:
-    """Slurm gave it to another job after a crash."""
+    """After a crash, Slurm gave the id to another job."""
     programs.queue({"12": "RUNNING"}, name="another")
     programs.accounts({"12": "COMPLETED"}, name="a third")
     assert list(looks(scheduler, clock, (0, GRACE_SECONDS + 1))) == [UNHEARD, GONE]
@@ -246,7 +246,7 @@ def test_of_a_job_that_was_requeued_the_latest_record_counts(scheduler: JobMonit
 def test_a_job_is_gone_when_nobody_has_known_it_for_the_grace_period(
     scheduler: JobMonitor, programs: Programs, clock: Clock, said: str | None
 ) -> None:
-    """sacct may say for ever that a job runs which the controller has forgotten."""
+    """sacct may forever report a running job that the controller has forgotten."""
     programs.accounts({"12": said} if said else {})
     begun = said or UNHEARD
     assert list(looks(scheduler, clock, (0, 59, GRACE_SECONDS))) == [begun, begun, GONE]
@@ -294,7 +294,8 @@ def test_accounts_that_fail_end_nothing_before_the_grace_period(
 def test_an_element_that_leaves_no_trace_was_cancelled_before_it_began(
     scheduler: JobMonitor, programs: Programs, clock: Clock
 ) -> None:
-    """Others of its array are known: Slurm has not forgotten it. Whoever comes later need not wait to be certain."""
+    """Slurm knows other elements of its array, so it has not forgotten the job. A later command need not wait to be
+    certain."""
     programs.queue({"12_0": "RUNNING", "12_1": "PENDING", "12_2": "PENDING"})
     array = submission(bundles=3)
     scheduler.look([array])
@@ -316,7 +317,7 @@ def test_an_element_that_leaves_no_trace_was_cancelled_before_it_began(
 def test_accounts_that_fail_say_nothing_of_a_job_that_was_submitted_long_ago(
     scheduler: JobMonitor, programs: Programs, clock: Clock
 ) -> None:
-    """Nor of an element whose array squeue still lists: it may have run, and ended as it ended."""
+    """The same holds for an element whose array squeue still lists: it may have run, with an unknown end."""
     programs.fail("sacct", "sacct: error: Connection refused")
     programs.queue({"12_0": "RUNNING"})
     array = submission(bundles=2)
@@ -330,7 +331,7 @@ def test_accounts_that_fail_say_nothing_of_a_job_that_was_submitted_long_ago(
 def test_while_accounts_are_not_asked_a_job_stays_what_it_was(
     scheduler: JobMonitor, programs: Programs, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They failed a moment ago: nobody knows what they say now."""
+    """sacct failed a moment ago, so its answer is unknown."""
     monkeypatch.setattr(polled_command, "poll_interval", lambda took, failures: 60.0 if failures else 0.0)
     programs.fail("sacct", "sacct: error: Connection refused")
     assert list(looks(scheduler, clock, (0, 2 * GRACE_SECONDS))) == [UNHEARD] * 2
@@ -447,7 +448,7 @@ def test_whoever_must_be_certain_waits_until_no_job_is_in_doubt(
 def test_a_job_ends_by_slurms_word_or_after_the_grace_period_alone(
     programs: Programs, history: list[tuple[str, str | None, float]]
 ) -> None:
-    """Whatever squeue and sacct say in turn."""
+    """This holds for any sequence of answers from squeue and sacct."""
     clock = Clock()
     scheduler = JobMonitor(clock)
     last: str | None = None

@@ -1,4 +1,4 @@
-"""The folder of a sweep: who else can write to it, and what a plan on disk must hold."""
+"""Test the folder of a sweep: who else can write to it, and what a plan on disk must contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bundle asks Slurm for: the size of its ranks, the time of its runs."""
+"""Test what a bundle requests from Slurm: the size of its ranks, and the time of its runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPUS = Placement("cpu", nodes=3, ranks_per_node=2, threads_per_rank=1)
 
 
 def plan_of(placement: Placement, *minutes: float, repeats: int = 1) -> Plan:
-    """A plan of one bundle, with a cell for each of ``minutes``, its time limit."""
+    """Return a plan of one bundle. It has a cell for each time limit in ``minutes``."""
     spec = RunSpec(placement=placement)
     cells = tuple(
         Cell(f"c{i}", "", "w", "t", spec_to_json(spec), "run", (), Expectation(),

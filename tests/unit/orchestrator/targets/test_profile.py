@@ -1,4 +1,5 @@
-"""Profiles are read whole: what is right becomes a Profile, and what is wrong is said all at once, with the way out."""
+"""Test reading profiles as a whole: a correct file becomes a Profile, and all mistakes are reported at once, with their
+fixes."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ REFERENCE = (ROOT / "docs" / "clusters.md").read_text()
 
 @pytest.fixture(autouse=True)
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's own folder of profiles."""
+    """Return the user's own folder of profiles."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     folder = tmp_path / "cuda-graph-orchestrator" / "clusters"
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What Slurm prints of partitions and nodes, read."""
+"""Test reading Slurm's output about partitions and nodes."""
 
 from __future__ import annotations
 

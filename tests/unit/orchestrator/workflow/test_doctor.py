@@ -1,4 +1,4 @@
-"""What ``doctor`` makes of what it finds."""
+"""Test the checks that ``doctor`` makes from its findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes that a retry avoids."""
+"""Test which nodes a retry avoids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The runs that only a verdict asks for: begun once all others have ended, whatever command was killed in between."""
+"""Test the runs that only a verdict needs: they begin after all others have ended, whatever command was killed in
+between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watch a sweep under Slurm: when runs are retried, and when there is nothing more to wait for."""
+"""Test watching a sweep under Slurm: when runs are retried, and when nothing is left to wait for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; 
 
 
 class Watched:
-    """A sweep of one run, in job 12; squeue is a script, and a step of the scene is played at each pause."""
+    """A sweep of one run, in job 12. A script replaces squeue. Each pause plays the next step of the scene."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def unbegun(record: AttemptRecord) -> None:
@@ -75,7 +75,7 @@ class Watched:
         self.said.append(line)
 
     def follow(self, *scene: Callable[[], object], submits: Sequence[Callable[[], bool]] = ()) -> str:
-        """``submits``: what comes of tending it, call by call; nothing where they are used up."""
+        """Follow the sweep. ``submits`` has what each retry does, in order. Further retries do nothing."""
         left = list(submits)
 
         def tend(states: Mapping[str, RunState]) -> bool:

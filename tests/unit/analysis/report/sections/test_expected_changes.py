@@ -1,4 +1,4 @@
-"""Tables that people keep by hand elsewhere: expected changes, the cost of captures, failure modes."""
+"""Test the tables of expected changes, the cost of captures and failure modes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMES = {1e-3: 15.0, 2e-3: 16.0, 3e-3: 10.0}
 
 
 def eventful(run: AttemptRecord) -> None:
-    """Graphed: 15 and 16 ms instead of 20; the third workload diverges."""
+    """Change graphed runs: they take 15 and 16 ms instead of 20, and those of the third workload diverge."""
     rate = run.spec.training.learning_rate
     for step in run.metrics:
         step["step_time_ms"] = TIMES[rate] if run.spec.graphed else 20.0
@@ -102,7 +102,7 @@ def test_a_cpu_has_relative_changes_alone(tmp_path: Path) -> None:
 
 
 def failing(run: AttemptRecord) -> None:
-    """Both sides of the first workload run out of memory; graphed runs of the others fail to capture."""
+    """Let both sides of the first workload run out of memory, and let graphed runs of the others fail to capture."""
     rate = run.spec.training.learning_rate
     if rate == 1e-3:
         run.outcome = Outcome("CUDA_OOM", "warmup", "b", 0.0, 1.0, 0, "CUDA_OOM", "out of memory", "less")

@@ -1,4 +1,4 @@
-"""Published figures stand beside those of the sweep."""
+"""Test that the report shows published figures next to those of the sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first screen says what its short names stand for."""
+"""Test that the first screen of a report explains its short names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links from a report to its runs in Weights & Biases."""
+"""Test links from a report to its runs in Weights & Biases."""
 
 from __future__ import annotations
 

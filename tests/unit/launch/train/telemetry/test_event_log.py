@@ -1,4 +1,4 @@
-"""What a rank records of an exception."""
+"""Test what a rank records about an exception."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INVALIDATED = "CUDA error: operation failed due to a previous error during captu
 
 
 class Graph:
-    """torch.cuda.graph as it leaves a capture."""
+    """Behave as torch.cuda.graph does when it leaves a capture."""
 
     def __enter__(self) -> None:
         pass

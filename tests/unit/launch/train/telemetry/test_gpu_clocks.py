@@ -1,4 +1,4 @@
-"""Clocks of a GPU, asked of a library that is laid out like NVML."""
+"""Test the clocks of a GPU with a library that has the layout of NVML."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def build(library: Path, *options: str) -> Path:
 
 @pytest.fixture
 def nvml(compiled: Path) -> Iterator[Any]:
-    """Sets what the library answers, and sets it back."""
+    """Set the answers of the library, and restore them."""
     loaded = ctypes.CDLL(str(compiled))
     yield SimpleNamespace(path=str(compiled), set=functools.partial(_set, loaded))
     for name, value in (("init_code", 0), ("counter_type", 3), ("reasons_code", 0), ("limit_code", 0)):
@@ -136,7 +136,7 @@ def test_a_counter_that_went_back_and_flags_of_one_end_alone_say_nothing() -> No
 
 
 class Rank:
-    """A recorder of a rank on CUDA, whose memory is this process's. ``events`` are what it wrote, as it is read back."""
+    """A recorder of a rank on CUDA that measures the memory of this process. ``events`` are its records, as read back."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
         self.events: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The rates of a device: their unit, and that a full device gives none."""
+"""Test the rates of a device: their unit, and that a full device gives none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def test_rates_are_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product of 2 x 8**3 operations and a copy that reads and writes 1,000 bytes, at 2 ms a call."""
+    """A product takes 2 x 8**3 operations, a copy reads and writes 1,000 bytes, and each call takes 2 ms."""
     clock = iter(range(1000))
     monkeypatch.setattr(time, "perf_counter", lambda: 2e-3 * next(clock))
     assert measure_rates(CPU, "fp32", side=8, copied=1000) == GpuRates(

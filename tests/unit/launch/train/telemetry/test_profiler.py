@@ -1,5 +1,5 @@
-"""What is read out of a trace: the time in which something ran, from intervals that may overlap, and whether the host waited
-in a step."""
+"""Test what is computed from a trace: how long something ran, from intervals that may overlap, and whether the host
+waited in a step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_last_step_begins_where_the_device_ended_the_one_before() -> None:
 
 @dataclass(frozen=True)
 class Event:
-    """A call of the driver, in the order of their numbers."""
+    """A call of the driver. Calls are in the order of their numbers."""
 
     number: int
     called: str
@@ -53,7 +53,7 @@ class Event:
 
 
 def probed(monkeypatch: pytest.MonkeyPatch, calls: Sequence[str]) -> Probe:
-    """With ``calls`` of the driver in each traced step, between those that the profiler makes itself."""
+    """Return a trace with ``calls`` of the driver in each step, between those that the profiler itself makes."""
     called: list[str] = []
     traced: list[str] = []
 

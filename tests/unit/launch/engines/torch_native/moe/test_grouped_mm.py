@@ -1,4 +1,4 @@
-"""Products of experts over every PyTorch that is allowed."""
+"""Test products of experts with every supported PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launch.engines.torch_native.moe import grouped_mm
 
 
 def test_tags_are_a_sequence_as_pytorch_2_11_and_2_12_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There a single tag is no iterable, and the engine would not be imported."""
+    """In these releases a single tag is not iterable, so the engine could not be imported."""
     tagged: dict[str, list[torch.Tag]] = {}
 
     def custom_op(name: str, *, tags: Any, **_: Any) -> MagicMock:

@@ -1,4 +1,4 @@
-"""Pipeline schedules: every rank's order by itself, all ranks together, and where layers go."""
+"""Test pipeline schedules: the order of each rank, all ranks together, and the placement of layers."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def plans(draw: st.DrawFn) -> Plan:
 
 @dataclass
 class Simulation:
-    """All ranks of a pipeline at once: a receive blocks, and so does a send while more than ``window`` on its edge have
-    not been taken. Tensors on an edge arrive in the order in which they were sent."""
+    """Simulate all ranks of a pipeline. A receive blocks. A send blocks while more than ``window`` tensors on its edge
+    have not been taken. Tensors on an edge arrive in the order in which they were sent."""
 
     plan: Plan
     window: int | None
     seconds: dict[int, int]
-    """What a forward through each virtual stage takes; a backward takes twice that."""
+    """The duration of a forward pass through each virtual stage. A backward pass takes twice as long."""
     under_way: dict[Edge, deque[tuple[object, int]]] = field(default_factory=lambda: defaultdict(deque))
     taken: dict[Edge, list[int]] = field(default_factory=lambda: defaultdict(list))
     clocks: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     events: int = 0
 
     def run(self) -> int:
-        """When the last rank is done."""
+        """Return when the last rank is done."""
         ranks = [self._rank(stage) for stage in range(self.plan.stages)]
         while ranks:
             before = self.events
@@ -67,7 +67,7 @@ class Simulation:
         return max(self.clocks.values())
 
     def _rank(self, stage: int) -> Iterator[str]:
-        """Goes as far as it can, then says that it is blocked."""
+        """Run as far as possible, then report that the rank is blocked."""
         sent: Counter[Edge] = Counter()
         own = edges(tuple(range(self.plan.stages)), self.plan.chunks)
         incoming = {edge.kind: edge for edge in own if edge.destination == stage}
@@ -123,7 +123,7 @@ def test_an_even_pipeline_loses_nothing_to_the_bound_on_sends(plan: Plan) -> Non
 
 @given(plans())
 def test_idle_time_is_that_of_the_papers(plan: Plan) -> None:
-    """(stages - 1) forwards and backwards of a virtual stage: Narayanan et al. 2021, section 2.2."""
+    """The papers give (stages - 1) forward and backward passes of a virtual stage: Narayanan et al. 2021, section 2.2."""
     work = plan.chunks * plan.micro_batches
     assert simulate(plan, None) == 3 * (work + plan.stages - 1)
 
@@ -146,7 +146,7 @@ def test_micro_batches_in_flight(stages: int, micro_batches: int) -> None:
 
 
 def written(order: tuple[Action, ...]) -> str:
-    """F or B, chunk, micro-batch."""
+    """Return actions as texts: F or B, chunk, micro-batch."""
     return " ".join(f"{action.kind[0].upper()}{action.chunk}{action.microbatch}" for action in order)
 
 
@@ -221,7 +221,8 @@ def test_too_few_layers_are_refused_with_the_numbers() -> None:
 
 @given(plans())
 def test_as_many_buffers_as_are_in_flight_serve_all_micro_batches_in_turn(plan: Plan) -> None:
-    """Micro-batch m uses buffer m modulo their number, from its forward to its backward; one fewer would not do."""
+    """With n buffers, micro-batch m uses buffer m modulo n, from its forward to its backward pass. One buffer fewer
+    would not suffice."""
     for stage in range(plan.stages):
         most = in_flight_by_chunk(plan.of(stage))
         alive: dict[int, set[int]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""Parts of parameters: every rank takes its own, and joined they are the whole."""
+"""Test parts of parameters: every rank takes its own part, and the joined parts are the whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = st.integers(1, 4)
 
 @st.composite
 def split_parameters(draw: st.DrawFn) -> tuple[Sharding, torch.Tensor, int]:
-    """A sharding, a parameter that it fits, and a number of ranks."""
+    """Draw a sharding, a parameter that it fits, and a number of ranks."""
     ranks = draw(SIZES)
     stretches = [size * ranks for size in draw(st.lists(SIZES, min_size=1, max_size=3))]
     shape = draw(st.lists(SIZES, max_size=2))
