@@ -37,10 +37,10 @@ settings.register_profile("busy", deadline=None)
 settings.load_profile("busy")
 
 ONE_BY_ONE = {"integration", "slurm"}
-"""Folders whose tests wait more than they compute, each for its own processes."""
+"""Folders whose tests wait more than they compute. Each of these tests may run in any process."""
 
 OF_A_FOLDER = ("slurm", "browser")
-"""Marks of tests that belong into the folder of that name (Makefile)."""
+"""Marks of tests that belong in the folder of that name (Makefile)."""
 
 
 def pytest_report_header() -> list[str]:
@@ -50,7 +50,8 @@ def pytest_report_header() -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)  # Run before xdist, which reads the marks in its own hook.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a module together, because they share imports and compiled code; so too those of one sweep."""
+    """Keep the tests of a module together, because they share imports and compiled code. Do the same for tests that
+    share a sweep."""
     for item in items:
         astray = [m for m in OF_A_FOLDER if item.get_closest_marker(m) and item.path.parent.name != m]
         if astray:
@@ -72,5 +73,5 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def compile_cache() -> Path:
-    """Return Inductor's cache folder, which all tests share, in all their processes and in later sessions."""
+    """Return the folder of Inductor's cache. All tests share it, in all their processes and in later sessions."""
     return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])

@@ -27,19 +27,19 @@ import torch
 import torch.distributed as dist
 
 SECONDS = 600.0
-"""What a call may take, of which a few are usual: ranks yield to all that other tests do, and some compile."""
+"""Seconds that a call may take. A few are usual, but ranks yield to all other tests, and some compile."""
 GRACE_SECONDS = 5.0
-"""Between the first rank's failure and the end of those that still wait for it."""
+"""Seconds from the first rank's failure to the end of those that still wait for it."""
 PRELOADED = (
     "pytest", "torch._inductor.compile_fx", "tests.megatron_release", "launch.engines.megatron.engine",
     "launch.engines.torch_native.engine", "launch.train.data_loader", __name__,
 )  # fmt: skip
-"""Imported once, in the server that workers are forks of."""
+"""Modules that the server imports once, before it forks workers."""
 HOST = "127.0.0.1"
 
 
 class RankError(RuntimeError):
-    """A rank raised, died or did not answer; ``rank`` is the first that did."""
+    """A rank raised, died or did not answer. ``rank`` is the first one that did."""
 
     def __init__(self, rank: int, world_size: int, said: str) -> None:
         super().__init__(f"rank {rank} of {world_size}: {said}")
@@ -48,7 +48,7 @@ class RankError(RuntimeError):
 
 @dataclass(frozen=True)
 class Workers:
-    """The first ``world_size`` worker processes."""
+    """Run calls on the first ``world_size`` worker processes."""
 
     world_size: int
 
@@ -56,7 +56,8 @@ class Workers:
         """Return the results of ``function(*arguments)`` by rank, with tensors on the CPU.
 
         Raises:
-            RankError: with the traceback of the rank that failed first. No other rank is left waiting for it.
+            RankError: a rank failed. The error has the traceback of the first one. No other rank is left waiting for
+                it.
         """
         try:
             _POOL.begin(self.world_size, function, arguments, seconds)
@@ -76,7 +77,7 @@ def workers(world_size: int) -> Workers:
 
 
 def end_workers() -> None:
-    """End all workers, and the state they keep. The next call starts new ones; a session's end does so too."""
+    """End all workers, and delete their state. The next call starts new ones. The end of a session ends them too."""
     _POOL.clear()
 
 
@@ -95,13 +96,13 @@ class _Answer:
     value: Any = None
     error: str = ""
     lost: bool = False
-    """The process has gone."""
+    """The process has ended."""
 
 
 def _failure(answers: dict[int, _Answer], world_size: int, seconds: float) -> RankError | None:
     """Return the error of the rank that failed first, if any.
 
-    A dead process is the cause of other ranks' errors, although it is noticed after them.
+    A dead process causes the errors of other ranks, although its end is noticed after them.
     """
     silent = [rank for rank in range(world_size) if rank not in answers]
     said = f"no answer from ranks {silent} (a call has {seconds:g} s)" if silent else ""
@@ -127,7 +128,7 @@ class _Worker:
 
 
 class _Pool:
-    """Worker processes, as many as the largest world so far needed. They are daemons, and end with the session."""
+    """Worker processes, as many as the largest world needed so far. They are daemons, and end with the session."""
 
     def __init__(self) -> None:
         self._workers: list[_Worker] = []

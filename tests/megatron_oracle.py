@@ -2,7 +2,7 @@
 
     python -m tests.megatron_oracle < specs.json > answers.json
 
-Answers are in the order of the specs: why Megatron-Core rejects the cell, "" where it accepts it.
+Answers are in the order of the specs. Each says why Megatron-Core rejects the cell, or is "" if it accepts it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def answer(spec: RunSpec) -> str:
 
 
 def with_grouped_products(spec: RunSpec, layers: Layers) -> dict[str, Any]:
-    """Return the settings with those of Transformer Engine's experts, which the engine has."""
+    """Return the settings together with those of Transformer Engine's experts, which the engine uses."""
     return transformer_settings(spec, layers) | ({"moe_grouped_gemm": True} if spec.model.is_moe else {})
 
 

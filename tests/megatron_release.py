@@ -1,7 +1,7 @@
-"""The release of Megatron-Core that tests import, which PYTHONPATH chooses: 0.19.2 lies beside the virtual environment.
+"""Import the release of Megatron-Core that PYTHONPATH chooses. 0.19.2 is installed next to the virtual environment.
 
-Importing 0.19.2 takes triton, which PyTorch brings for CUDA alone. Nothing that a CPU runs calls it, so an empty module
-stands in for it meanwhile.
+Importing 0.19.2 requires triton, which only CUDA builds of PyTorch bring. Nothing on a CPU calls triton, so an empty
+module replaces it during the import.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FOLDER_0_19 = Path(sys.prefix) / "megatron-core-0.19.2"
 
 
 class Absent(ModuleType):
-    """A module of which every name is a decorator that leaves functions as they are, with or without arguments."""
+    """A module in which every name is a decorator, with or without arguments, that returns functions unchanged."""
 
     constexpr = object
 
@@ -35,7 +35,7 @@ class Absent(ModuleType):
 
 
 def import_megatron_core() -> None:
-    """Import what needs triton while something stands in for it."""
+    """Import modules that need triton, while a stand-in replaces it."""
     language = Absent("triton.language")
     triton = Absent("triton")
     triton.language, triton.__path__, triton.__version__ = language, [], "0"  # type: ignore[attr-defined]

@@ -16,9 +16,10 @@ def pairs(case: Sequence[Hashable]) -> list[Pair]:
 
 
 def cover(cases: Sequence[Sequence[Hashable]]) -> list[int]:
-    """Return the indices of cases that hold every pair of values found in any of ``cases``.
+    """Return the indices of cases that contain every pair of values found in any of ``cases``.
 
-    The choice is greedy: take the case with the most missing pairs, and the first of equals. So put cheap cases first.
+    The choice is greedy: take the case with the most missing pairs. Of equal cases, take the first. So put cheap cases
+    first.
     """
     numbers = [
         {value: number for number, value in enumerate(dict.fromkeys(column))} for column in zip(*cases, strict=True)

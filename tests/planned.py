@@ -1,4 +1,4 @@
-"""Plans of small recipes, and the hosts and clusters they are judged against."""
+"""Make plans of small recipes, and the hosts and clusters that they are planned for."""
 
 from __future__ import annotations
 

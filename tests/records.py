@@ -38,17 +38,17 @@ from launch.contract.records.step_metrics import StepMetrics, step_from_json
 from launch.contract.spec import CudaGraph, Device, GraphImpl, Parallelism, Placement, RunSpec, Training, spec_to_json
 
 STARTED = 1_760_000_000.0
-"""Unix seconds at which the first attempt of a bundle began; the others follow one after the other."""
+"""The Unix time at which the first attempt of a bundle began. The others follow one after the other."""
 RUN_SECONDS = 60.0
 TIMED = "as its steps say"
-"""Seconds of a phase, until its steps are written."""
+"""A placeholder for the seconds of a phase, until its steps are written."""
 SETTLE_STEPS = 2
 GIB = 1 << 30
 RECIPE = "name: written\nengine: torch_native\n"
 SPEEDUP = 1.25
 RATES = GpuRates("fp32", flops=5e13, bandwidth=4e12)
 EAGER_PROBE = Probe(graph_launches=0.0, kernels=1200.0, busy_ms=16.0, computing_ms=15.5, host_ms=19.0)
-"""Of an eager step of about 20 ms, on CUDA."""
+"""The probe of an eager step of about 20 ms, on CUDA."""
 EAGER_STEP = LastStep(milliseconds=21.0, busy=(1.0, 0.6, 0.4, 0.9, 0.8) * 24)
 GRAPHED_STEP = LastStep(milliseconds=16.8, busy=(0.2, 1.0, 1.0, 1.0, 1.0) * 24)
 GRAPHED_PROBE = Probe(graph_launches=8.0, kernels=1200.0, busy_ms=16.5, computing_ms=15.5, host_ms=2.0)
@@ -56,7 +56,7 @@ UNTHROTTLED = Clocks(
     seconds=2.0, throttled={"power_cap": 0.0, "thermal": 0.0, "sync_boost": 0.0}, active=(), power_limits=(700.0,),
     sm_mhz=1980, max_sm_mhz=1980,
 )  # fmt: skip
-"""Of a phase on CUDA."""
+"""The clocks of a phase on CUDA."""
 
 
 @dataclass
@@ -105,11 +105,10 @@ def write_sweep(
     extra: Sequence[Extra] = (),
     edit: Callable[[AttemptRecord], None] = unchanged,
 ) -> SweepPaths:
-    """Write a sweep of ``workloads``, each with an eager baseline and ``impls``, ``repeats`` times over.
+    """Write a sweep of ``workloads``, each with an eager baseline, ``impls`` and ``repeats`` repeats.
 
-    Graphed runs agree with their baseline to the bit, and so does the ``perturbed`` run, which begins only
-    ``if_needed``. Their ``step_checks`` find nothing.
-    ``expect`` applies to graphed cells.
+    Graphed runs agree with their baseline bit for bit. So does the ``perturbed`` run, which begins only ``if_needed``.
+    Their ``step_checks`` find nothing. ``expect`` applies to graphed cells.
     """
     sweep = SweepPaths(root)
     cells, bundles, optional = [], [], []
@@ -207,7 +206,7 @@ def write_attempt(sweep: SweepPaths, record: AttemptRecord) -> None:
 
 
 def _seconds(record: AttemptRecord, phase: Phase) -> float:
-    """Return how long ``phase`` took by its steps, 1 s if it has none that are times."""
+    """Return how long ``phase`` took according to its steps, or 1 s if it has no valid step times."""
     phases = ("measure", "check") if phase == "measure" else (phase,)
     times = (step["step_time_ms"] for step in record.metrics if step.get("phase") in phases)
     known = [time for time in times if type(time) in (int, float) and 0 < time < 1e12]
@@ -215,7 +214,8 @@ def _seconds(record: AttemptRecord, phase: Phase) -> float:
 
 
 def _timed_once(step: dict[str, Any], record: AttemptRecord) -> dict[str, Any]:
-    """Return the first step with a time that no other attempt has, as clocks give it: otherwise one is a copy."""
+    """Return ``step`` with a time that no other attempt has, as real clocks would give. Otherwise one attempt would be
+    a copy."""
     own = record.number + zlib.crc32(record.spec.run_id.encode()) / 2**32
     timed = isinstance(step.get("step_time_ms"), float)
     return {**step, "step_time_ms": step["step_time_ms"] * (1 + 1e-9 * own)} if timed else step

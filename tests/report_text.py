@@ -1,4 +1,4 @@
-"""The text of a report alone, for tests that look at no other file of it: pictures take a CPU second a report."""
+"""Return only the text of a report. Drawing pictures would take a CPU second per report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole parameters from the parts that ranks hold."""
+"""Join the parts that ranks hold to whole parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launch.engines.torch_native.parallel.sharding import Sharding
 
 
 def join_parts(sharding: Sharding, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The inverse of ``Sharding.take``, from the parts of all ranks in order."""
+    """Invert ``Sharding.take``, from the parts of all ranks in order."""
     if sharding.axis is None or len(parts) == 1:
         return parts[0]
     sizes = [size // len(parts) for size in sharding.sections] or parts[0].shape[sharding.dim]

@@ -1,4 +1,5 @@
-"""report.html in a real browser: its charts draw and answer, it asks nobody for anything, and a record's text is text."""
+"""Test report.html in a real browser: its charts draw and respond, it requests nothing, and text of a record stays
+text."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def test_it_says_what_the_markdown_says(page: Chromium, folder: Path) -> None:
 
 
 def test_a_long_name_leaves_room_for_the_first_table(page: Chromium, tmp_path: Path) -> None:
-    """Neither the label of a scope of three parts nor the call that captures it breaks by itself."""
+    """Neither the label of a three-part scope nor the call that captures it has a place to break."""
 
     def mechanism(run: AttemptRecord) -> None:
         for event in run.events[0]:

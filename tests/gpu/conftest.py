@@ -8,7 +8,8 @@ import torch
 
 @pytest.fixture(autouse=True)
 def compiled_afresh() -> Iterator[None]:
-    """One process compiles the same functions for all tests, and Dynamo ends one that it has compiled too often."""
+    """Reset Dynamo. One process compiles the same functions for all tests, and Dynamo rejects a function that it has
+    compiled too often."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # This imports Inductor, which warns about PyTorch's own deprecations.
@@ -17,7 +18,8 @@ def compiled_afresh() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def usable_device() -> Iterator[None]:
-    """End a process in which a capture failed: it holds up all later work. Another worker of xdist takes its place."""
+    """End a process in which a capture failed, because it would block all later work. Another worker of xdist replaces
+    it."""
     yield
     try:
         if torch.cuda.is_available():

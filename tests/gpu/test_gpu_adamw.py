@@ -1,4 +1,5 @@
-"""On a GPU: AdamW's Triton kernel equals its PyTorch reference to the bit, also in a graph, and so do lean steps in graphs."""
+"""On a GPU, test that AdamW's Triton kernel equals its PyTorch reference bit for bit, also in a graph, and that lean
+steps do so in graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ ELEMENTS = 1_000_003  # This is no multiple of a block, nor of any width of vect
 
 
 KINDS = ("lean", "bf16", "fp32")
-"""Masters in halves; masters beside bf16 weights; masters that are the weights."""
+"""Masters in two halves, masters next to bf16 weights, and masters that are the weights."""
 
 
 def kernel_of(kind: str, decays: bool = True) -> Any:
@@ -104,7 +105,7 @@ def test_numbers_below_the_normal_ones_are_not_flushed(kind: str) -> None:
 
 
 def test_the_cpu_computes_the_same_but_for_roots() -> None:
-    """PyTorch's CPU root may be off by one unit, so masters may be off by a unit of the last place of an update."""
+    """PyTorch's root on a CPU may be off by one unit, so masters may be off by one unit in the last place of an update."""
     state, gradients = drawn("lean")
     mine = copied(state)
     expected: State = {name: one if one is None else one.cpu() for name, one in state.items()}
@@ -159,7 +160,7 @@ def test_a_graph_reads_the_gradients_and_scalars_of_each_replay(kind: str) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_is_bound_by_memory(kind: str) -> None:
-    """At a billion elements it takes at most 1.3 times as long as a copy of as many bytes."""
+    """With a billion elements, an update takes at most 1.3 times as long as a copy of equally many bytes."""
     count = 2**30
     tensors: State = {
         "weights": torch.zeros(count, device="cuda", dtype=torch.int16 if kind == "lean" else torch.float32),
@@ -200,7 +201,7 @@ GRAPHS = {
 
 
 def kept(spec: RunSpec) -> tuple[list[tuple[float, float]], torch.Tensor]:
-    """Return losses and norms, and the bits of all that the optimizer keeps."""
+    """Return losses and norms, and the bits of all state that the optimizer keeps."""
     engine, results, _ = trained(spec)
     assert not spec.graphed or engine.graph_stats().proven, engine.graph_stats()
     state = (*engine.flat_parameters.stored_weights(), *engine._optimizer.state().values())
@@ -263,7 +264,8 @@ def test_step_checks_of_lean_steps_are_clean_and_find_another_rate(graph: str) -
 
 
 def test_its_memory_is_ten_bytes_a_parameter_with_bf16_gradients() -> None:
-    """2 of weights, 2 of gradients, 2 of low halves and 4 of moments; fp32 takes 18 with fp32 gradients."""
+    """Weights take 2 bytes, gradients 2, low halves 2 and moments 4. With fp32 masters and gradients, a parameter takes
+    18."""
     spec = spec_of(DENSE, CudaGraph("none"), steps=2, gradient_precision="bf16", **LEAN)
     engine, _, _ = trained(spec)
     main = engine.flat_parameters

@@ -1,4 +1,4 @@
-"""On a GPU: find the lines of a step that break a capture, and none in a clean step."""
+"""On a GPU, test that an inspection finds the lines of a step that break a capture, and none in a clean step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MICRO_BATCHES = 3
 
 
 def inspected(spec: RunSpec, hook: Callable[..., Any] | None = None) -> Inspection:
-    """Inspect two steps after three others."""
+    """Inspect the two steps after the first three."""
     device = torch.device("cuda", 0)
     engine = build(spec, RankPlace(0, 1, device))
     if hook is not None:
@@ -47,7 +47,7 @@ def inspected(spec: RunSpec, hook: Callable[..., Any] | None = None) -> Inspecti
 @pytest.mark.parametrize("training", [{}, {"compile": "elementwise"}], ids=["plain", "compiled"])
 @pytest.mark.parametrize("model", [Model(), MOE, PADDED, GPT_OSS], ids=["dense", "moe", "padded", "gpt-oss"])
 def test_a_step_that_can_be_captured_whole_is_clean(model: Model, training: dict[str, Any]) -> None:
-    """The all-to-all dispatcher among them, which with all experts on one GPU sends nothing."""
+    """This includes the all-to-all dispatcher, which sends nothing if all experts are on one GPU."""
     found = inspected(spec_of(model, CudaGraph(), **training))
     assert (found.findings, found.waits, found.recompilations) == ((), 0.0, 0)
     assert found.kernels is not None and found.kernels.number > 100
@@ -129,7 +129,7 @@ resources: {device: cuda, minutes_per_run: 8, hang_minutes: 4}
 
 
 def advised(folder: Path, *overrides: str) -> dict[str, Any]:
-    """Return the advice on the only workload, with every step inspected by every rank."""
+    """Return the advice on the only workload. Every rank inspects every step."""
     (folder / "gpu_advise.yaml").write_text(RECIPE)
     command = [sys.executable, "-m", "orchestrator", "advise", str(folder / "gpu_advise.yaml"), *overrides]
     options = ["--executor", "local", "--store", str(folder / "sweeps"), "--json"]

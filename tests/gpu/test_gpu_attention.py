@@ -1,4 +1,5 @@
-"""On a GPU: every attention backend against the plain formula in float64, and none with a matrix of scores."""
+"""On a GPU, compare every attention backend with the plain formula in float64, and test that none builds a matrix of
+scores."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ CASES = {
 
 
 def inputs(model: Model, length: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Queries, keys, values and sinks."""
+    """Draw queries, keys, values and sinks."""
     generator = torch.Generator(GPU).manual_seed(3)
     shapes = [
         (2, length, heads, model.kv_channels) for heads in (model.num_attention_heads, *[model.num_query_groups] * 2)

@@ -1,7 +1,7 @@
-"""On a GPU: a failing set of captured parts is bisected from a recipe's fault on purpose to the smallest set that fails,
-and to the first layer that differs.
+"""On a GPU, test that a failing set of captured parts is bisected to the smallest set that fails, and to the first
+layer that differs. The recipe injects the fault.
 
-Sweeps of a handful of runs, ten seconds each.
+Sweeps have a handful of runs, of ten seconds each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def orchestrator(store: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 def failing(folder: Path, preset: str, scope: str, fault: str, impl: str = "torch", precision: str = "bf16") -> Cell:
-    """The one graphed cell of a sweep that fails by ``fault``."""
+    """Return the only graphed cell of a sweep that fails by ``fault``."""
     recipe = RECIPE.format(preset=preset, impl=impl, scope=scope, fault=fault, precision=precision)
     (folder / "scopes.yaml").write_text(recipe)
     swept = orchestrator(folder / "store", "sweep", str(folder / "scopes.yaml"))
@@ -48,7 +48,7 @@ def failing(folder: Path, preset: str, scope: str, fault: str, impl: str = "torc
 
 
 def bisected(folder: Path, preset: str, scope: str, fault: str) -> tuple[dict[str, Any], SweepPaths]:
-    """The answer for the one graphed cell of a sweep that fails by ``fault``, and the sweep that found it."""
+    """Return the answer for the only graphed cell of a sweep that fails by ``fault``, and the sweep that found it."""
     cell = failing(folder, preset, scope, fault)
     done = orchestrator(folder / "store", "bisect", "scopes", cell.run_ids[0], "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -61,7 +61,7 @@ def bisected(folder: Path, preset: str, scope: str, fault: str) -> tuple[dict[st
 
 
 def test_numbers_that_part_are_pinned_on_the_smallest_set(tmp_path: Path) -> None:
-    """A scalar frozen in a capture: every part that is captured has it."""
+    """A capture freezes a scalar. Every captured part has this fault."""
     found, own = bisected(tmp_path, "tiny_dense", "attn, mlp", "frozen_scalar")
     assert (found["smallest"]["label"], [one["label"] for one in found["also"]]) == ("torch.attn", ["torch.mlp"])
     assert found["failure"].startswith("DIVERGED")
@@ -87,8 +87,8 @@ def test_a_capture_that_fails_is_pinned_on_the_smallest_set(tmp_path: Path) -> N
 def test_numbers_that_part_are_pinned_on_the_first_layer_captured(
     tmp_path: Path, impl: str, scope: str, layer: str
 ) -> None:
-    """A scalar frozen in a capture is the same in the capture's own step, and 1% smaller in the next. In bf16 that may pass as
-    rounding. The embedding is captured with a whole step alone."""
+    """The frozen scalar is the same in the capture's own step, and 1% smaller in the next. In bf16 this may pass as
+    rounding. Only a whole step captures the embedding."""
     cell = failing(tmp_path, "tiny_dense", scope, "frozen_scalar", impl, "fp32")
     done = orchestrator(tmp_path / "store", "bisect", "scopes", cell.run_ids[0], "--layers", "--json")
     assert done.returncode == 0, done.stdout + done.stderr

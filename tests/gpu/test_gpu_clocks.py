@@ -1,4 +1,4 @@
-"""On a GPU: what its driver says of its clocks, and that it is this GPU's."""
+"""On a GPU, test that the driver's figures about its clocks are those of this GPU."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda", 0)
 LATER_THAN = 0.1
-"""Of a phase's seconds: counters and the clock of the host are not read at the same instant."""
+"""The tolerance, as a share of a phase's seconds. Counters and the clock of the host are not read at the same instant.
+"""
 
 
 def work(seconds: float) -> None:
-    """A GPU under load, as near to its power limit as products of matrices bring it."""
+    """Load a GPU with products of matrices, up to its power limit if they reach it."""
     left, right = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -60,7 +61,7 @@ def test_reading_takes_no_longer_than_the_memory_beside_it() -> None:
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="nvidia-smi is not there to compare with")
 def test_counters_are_nanoseconds_of_this_gpu() -> None:
-    """nvidia-smi prints them in microseconds, where it knows of them."""
+    """nvidia-smi prints the same counters in microseconds, if it knows them."""
     gpu = find_gpu(pci_address(DEVICE))
     assert isinstance(gpu, Gpu)
     before = gpu.read().counted

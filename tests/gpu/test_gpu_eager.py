@@ -1,4 +1,4 @@
-"""On a GPU: the whole line over eager cells, and a step that never makes the host wait."""
+"""On a GPU, test everything from eager cells to their report, and that no step makes the host wait."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_how_a_step_is_run_leaves_its_losses(training: dict[str, Any]) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 def test_packed_documents_are_those_of_a_cpu() -> None:
-    """Twenty micro-batches, each with other borders, from one compilation."""
+    """One compilation serves twenty micro-batches with different borders."""
     model, end = replace(GPT_OSS, vocab_size=64), 7
     on_cpu = make_decoder(model, 1, torch.float32, torch.device("cpu"), Training(), end)
     on_gpu = make_decoder(model, 1, torch.float32, torch.device("cuda", 0), Training(), end)
@@ -146,7 +146,8 @@ def test_eager_cells_run_from_recipe_to_report(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 def test_sizes_of_blocks_are_tried_without_copies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all the memory that was ever in use still is; Inductor would time those copies beside the kernel."""
+    """All memory that was ever in use is still in use here. Inductor would therefore copy arguments to the host, and
+    time these copies together with the kernel."""
     from torch._inductor import config
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 

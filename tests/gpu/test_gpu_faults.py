@@ -1,6 +1,6 @@
-"""On a GPU: every failure of the gallery is brought about, told for what it is, and ends no run but its own.
+"""On a GPU, cause every failure of the gallery. Test that each is named correctly, and ends no other run.
 
-Some thirty runs, ten seconds each, of which every GPU of the host takes its share.
+There are some thirty runs of ten seconds each, spread over all GPUs of the host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def swept(store: Path, name: str, arguments: Sequence[str] = ()) -> tuple[CellResult, ...]:
-    """What came of the cells of the gallery."""
+    """Return the results of the cells of the gallery."""
     command = ["-m", "orchestrator", "sweep", GALLERY, f"name={name}", *arguments, "--executor", "local"]
     done = subprocess.run(
         [sys.executable, *command, "--store", str(store)], cwd=ROOT, capture_output=True, text=True, check=False

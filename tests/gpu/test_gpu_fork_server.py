@@ -1,4 +1,4 @@
-"""On a GPU: what the fork server of ranks imports leaves CUDA to the ranks, and starts neither threads nor processes."""
+"""On a GPU, test that the imports of the fork server leave CUDA to the ranks, and start neither threads nor processes."""
 
 from __future__ import annotations
 

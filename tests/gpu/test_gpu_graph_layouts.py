@@ -1,4 +1,4 @@
-"""On two and on four GPUs, over NCCL: what graphs replay is, bit by bit, what the same ranks compute uncaptured."""
+"""On two and on four GPUs, over NCCL, test that graphs compute the same bits as the same ranks do uncaptured."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Parallelism, tuple[CudaGraph, ...]]] = {
 
 
 def train_all(rank: int, specs: Sequence[RunSpec], folder: Path) -> None:
-    """One of the ranks: what each of ``specs`` gave it, by its place."""
+    """Run as one rank: save the result of each of ``specs``, in their order."""
     os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # launch.train.worker does the same.
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)

@@ -1,4 +1,4 @@
-"""On a GPU: every graph implementation computes what the same code computes uncaptured, and runs from its graphs."""
+"""On a GPU, test that every graph implementation computes the same as uncaptured code, and really replays its graphs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def spec_of(model: Model, graph: CudaGraph, **training: Any) -> RunSpec:
 
 
 def trained(spec: RunSpec) -> tuple[TorchNativeEngine, list[tuple[float, float]], torch.Tensor]:
-    """The engine after its steps, each step's loss and gradient norm, and the masters."""
+    """Return the engine after its steps, each step's loss and gradient norm, and the masters."""
     device = torch.device("cuda", 0)
     engine = build(spec, RankPlace(0, 1, device))
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
@@ -70,7 +70,8 @@ OF_DROPPED = [graph for model, graph in (*WHOLE, *LAYERS) if model is MOE]
 
 @pytest.mark.parametrize("graph", OF_DROPPED, ids=lambda graph: graph.label)
 def test_replays_draw_what_uncaptured_code_draws(graph: CudaGraph) -> None:
-    """Bit by bit: neither warm-up passes nor the capture advance the generator, and each replay draws anew."""
+    """Results are equal bit for bit: neither warm-up passes nor the capture advance the generator, and each replay
+    draws new numbers."""
     _, expected, expected_weights = trained(spec_of(DROPPED, CudaGraph("none")))
     _, without, _ = trained(spec_of(MOE, CudaGraph("none")))
     engine, found, weights = trained(spec_of(DROPPED, graph))
@@ -81,7 +82,8 @@ def test_replays_draw_what_uncaptured_code_draws(graph: CudaGraph) -> None:
 
 @pytest.mark.parametrize("case", [*WHOLE, *LAYERS], ids=name)
 def test_replays_compute_what_uncaptured_code_computes(case: tuple[Model, CudaGraph]) -> None:
-    """Bit by bit, over three distinct micro-batches a step; and each step takes the launches that it should."""
+    """Results are equal bit for bit, over three distinct micro-batches per step. Each step takes the expected number of
+    launches."""
     model, graph = case
     _, expected, expected_weights = trained(spec_of(model, CudaGraph("none")))
     engine, found, weights = trained(spec_of(model, graph))
@@ -114,7 +116,7 @@ def test_replays_compute_what_uncaptured_code_computes(case: tuple[Model, CudaGr
 def test_what_is_recomputed_or_attended_otherwise_is_so_in_a_graph(
     model: Model, graph: CudaGraph, training: dict[str, Any]
 ) -> None:
-    """Bit by bit, as for the engine's own attention that keeps what it computed."""
+    """Results are equal bit for bit, as with the engine's own attention that keeps its results."""
     _, expected, expected_weights = trained(spec_of(model, CudaGraph("none"), **training))
     engine, found, weights = trained(spec_of(model, graph, **training))
     assert found == expected
@@ -146,7 +148,7 @@ def test_compiled_in_graphs_computes_what_it_computes_without(model: Model, micr
 def test_graphs_of_a_compiled_model_compute_what_it_computes_without(
     model: Model, graph: CudaGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit by bit over 100 steps, against an eager run that is compiled alike; accumulation is compiled, too."""
+    """Results are equal bit for bit over 100 steps. The eager run is compiled in the same way, including accumulation."""
     monkeypatch.setattr("launch.engines.torch_native.optim.fused_kernels.LEAST_COMPILED_ELEMENTS", 1)
     spec = spec_of(model, graph, steps=100, compile="whole")
     eager = replace(spec, cuda_graph=CudaGraph("none"))
@@ -175,7 +177,7 @@ def test_another_shape_is_refused_with_both(impl: str) -> None:
 
 
 def test_a_capture_changes_nothing() -> None:
-    """Steps before and of the capture equal the uncaptured ones: no batch is consumed, no state moved."""
+    """The capture step and all steps before it equal uncaptured ones: no batch is consumed, and no state changes."""
     for graph in (CudaGraph("full_iteration", optimizer=True), CudaGraph("torch"), CudaGraph("transformer_engine")):
         spec = spec_of(SHARED, graph)
         state = torch.cuda.get_rng_state()

@@ -1,4 +1,5 @@
-"""On two and on four GPUs, over NCCL: what tensor, pipeline and expert parallelism train is what one GPU trains."""
+"""On two and on four GPUs, over NCCL, test that tensor, pipeline and expert parallelism train the same model as one
+GPU."""
 
 from __future__ import annotations
 
@@ -41,13 +42,14 @@ LAYOUTS = {
     "four, tp2 pp2, interleaved": Parallelism(tp=2, pp=2, vpp=2, schedule="interleaved", sequence_parallel=True),
 }
 LOSS_TOLERANCE = 2e-2
-"""Nats, of a loss of about 5.5: bfloat16 itself is off by some 4e-3 of them, and layouts round partial sums elsewhere."""
+"""Nats, for a loss of about 5.5. bfloat16 has an error of about 4e-3 of them, and layouts round partial sums at
+different places."""
 NORM_TOLERANCE = 5e-2
-"""Of the gradient norm: a gradient that is lost, or counted twice, shows as a tenth and more."""
+"""A share of the gradient norm. A gradient that is lost or counted twice changes the norm by a tenth or more."""
 
 
 def train_on_gpu(rank: int, spec: RunSpec, folder: Path) -> None:
-    """One of the processes of ``spec``: leaves its losses and gradient norms in the folder."""
+    """Run as one process of ``spec``, and leave losses and gradient norms in the folder."""
     os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # launch.train.worker does the same.
     torch.cuda.set_device(rank)
     rendezvous = f"file://{folder}/rendezvous"
@@ -61,7 +63,7 @@ def train_on_gpu(rank: int, spec: RunSpec, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """In a process of its own, like all others."""
+    """Train in a separate process, as all layouts do."""
     folder = tmp_path_factory.mktemp("alone")
     mp.spawn(train_on_gpu, args=(ALONE, folder), nprocs=1)
     trained: dict[str, torch.Tensor] = torch.load(folder / "rank0.pt")

@@ -1,5 +1,5 @@
-"""On GPUs: Megatron-Core on Transformer Engine's layers trains what torch_native trains, in bfloat16, and what its graphs
-replay is what it computes eagerly."""
+"""On GPUs, test that Megatron-Core with Transformer Engine's layers trains the same as torch_native, in bfloat16, and
+that its graphs compute the same as its eager code."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ STEPS = 8
 MICRO_BATCHES = 4
 MARGINS = Margins()
 OF_A_GRADIENT = 2e-2
-"""How far a parameter's gradient may be from the eager one, of its own norm."""
+"""How far a parameter's gradient may be from the eager one, as a share of its own norm."""
 SMALLEST = 1e-4
-"""Of the norm of all gradients: below it a parameter's is rounding."""
+"""A share of the norm of all gradients. A smaller gradient of a parameter is only rounding."""
 
 MOE = Model(
     num_layers=2, hidden_size=128, kv_channels=32, num_query_groups=2, qk_layernorm=True,
@@ -113,8 +113,8 @@ def named(case: tuple[str, CudaGraph]) -> str:
 
 @pytest.fixture(autouse=True)
 def no_groups_left() -> Iterator[None]:
-    """Nor what else a test that fails would leave to those behind it: Megatron-Core and Transformer Engine keep in modules
-    and classes what is initialized, who captures, and who reads a buffer."""
+    """Remove what a failed test would leave to later ones: process groups, and state in modules and classes.
+    Megatron-Core and Transformer Engine keep there what is initialized, who captures, and who reads a buffer."""
     yield
     from megatron.core import parallel_state
     from megatron.core.transformer import cuda_graphs
@@ -151,7 +151,7 @@ def test_both_engines_train_the_same(model: Model) -> None:
 
 @pytest.mark.parametrize("model", [Model(qk_layernorm=True), MOE], ids=["dense", "moe"])
 def test_exchanges_beside_passes_change_nothing(model: Model) -> None:
-    """On one GPU, where hooks and buckets are all there is of them."""
+    """On one GPU, only hooks and buckets remain of these exchanges."""
     training = Training(steps=8, global_batch_size=4, micro_batch_size=2, precision="bf16")
     spec = RunSpec(
         engine="megatron", megatron_core=RELEASE, model=model, training=training, placement=Placement(device="cuda")
@@ -192,13 +192,14 @@ def eager_twins_fused(name: str) -> tuple[Trained, Trained]:
 
 @pytest.mark.parametrize("case", FUSED, ids=named)
 def test_graphs_compute_what_eager_code_computes_fused(case: tuple[str, CudaGraph]) -> None:
-    """Products add to the gradients that Megatron-Core keeps, in a capture as beside it."""
+    """Products add to the gradients that Megatron-Core keeps, in a capture and outside."""
     name, graph = case
     check(trained(fused(spec_of(MODELS[name], graph))), *eager_twins_fused(name), graph)
 
 
 def test_callables_of_all_micro_batches_keep_the_last_ones_fused_gradients() -> None:
-    """The row of launch.support that refuses them goes where this fails; with one micro-batch a step nothing is lost."""
+    """If this test fails, remove the row of launch.support that rejects them. With one micro-batch per step, nothing is
+    lost."""
     graph = CudaGraph("transformer_engine", ("attn", "mlp"))
     several = fused(spec_of(DENSE, graph))
     assert [reason.rule for reason in unsupported(several)] == ["megatron.gradient_accumulation_fusion"]
@@ -225,7 +226,7 @@ def lean(spec: RunSpec) -> RunSpec:
 def test_a_lean_optimizer_trains_beside_that_of_fp32(
     model: Model, gradients: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It keeps 6 bytes an element, in groups that an update copies one by one."""
+    """It keeps 6 bytes per element, in groups that an update copies one by one."""
     from launch.engines.megatron import engine as module
 
     monkeypatch.setattr(module, "COPIED_ELEMENTS", 2**16)
@@ -279,7 +280,7 @@ def test_fp8_is_near_bfloat16_and_something_else(model: Model, fp8: Any) -> None
 
 
 def results_of(spec: RunSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses and gradient norms, of shape (steps,) each."""
+    """Return losses and gradient norms, each of shape (steps,)."""
     device = torch.device("cuda", 0)
     engine: Engine = importlib.import_module(ENGINES[spec.engine]).build(spec, RankPlace(0, 1, device))
     try:
@@ -295,8 +296,8 @@ def results_of(spec: RunSpec) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Trained:
-    """``losses`` and ``norms`` are of shape (steps,), ``gradients`` those that each step left, by a parameter's name;
-    ``random`` is the state of the device's generator after the steps."""
+    """The results of a training run. ``losses`` and ``norms`` have shape (steps,). ``gradients`` has those of each
+    step, by parameter name. ``random`` is the state of the device's generator after the steps."""
 
     losses: torch.Tensor
     norms: torch.Tensor
@@ -313,7 +314,7 @@ class Trained:
 
 
 def spec_of(model: Model, graph: CudaGraph, parallelism: Parallelism = Parallelism()) -> RunSpec:  # noqa: B008 (frozen)
-    """Distinct micro-batches in each step."""
+    """Return a spec whose micro-batches differ in each step."""
     return RunSpec(
         engine="megatron",
         megatron_core=RELEASE,
@@ -330,7 +331,7 @@ def spec_of(model: Model, graph: CudaGraph, parallelism: Parallelism = Paralleli
 
 
 def trained(spec: RunSpec, rank: int = 0) -> Trained:
-    """Local graphs with the fault that they are known for mended, so that all else of them is seen."""
+    """Train, with the known fault of local graphs repaired, so that all other results can be compared."""
     with inputs_kept():
         return trained_as_released(spec, rank)
 
@@ -348,7 +349,7 @@ def trained_as_released(spec: RunSpec, rank: int = 0) -> Trained:
 
 @contextmanager
 def inputs_kept() -> Iterator[None]:
-    """What ``cuda_graph.mend: [local_inputs]`` does."""
+    """Do what ``cuda_graph.mend: [local_inputs]`` does."""
     from launch.engines.megatron.mends import MENDS
 
     with MENDS["local_inputs"]() if RELEASE == "0.16" else nullcontext():
@@ -356,7 +357,7 @@ def inputs_kept() -> Iterator[None]:
 
 
 def _train(spec: RunSpec, rank: int, device: torch.device) -> Trained:
-    """Past ``launch.support``, which refuses what is tested here to be wrong."""
+    """Train without ``launch.support``, which rejects the faulty cells that are tested here."""
     from launch.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine(spec, RankPlace(rank, spec.parallelism.world_size, device))
@@ -390,8 +391,8 @@ def _train(spec: RunSpec, rank: int, device: torch.device) -> Trained:
 
 
 def forget_last_micro_batch(engine: Any) -> None:
-    """Megatron-Core's token dispatchers keep its probabilities, and by their autograd graph the model, in a circle that
-    Python's collector cannot see."""
+    """Release the probabilities that Megatron-Core's token dispatchers keep. Through their autograd graph they hold the
+    model, in a cycle that Python's collector cannot see."""
     for chunk in engine.chunks:
         for module in chunk.modules():
             dispatcher = getattr(module, "token_dispatcher", None)
@@ -402,7 +403,7 @@ def forget_last_micro_batch(engine: Any) -> None:
 
 
 def gradients_of(engine: Any) -> dict[str, torch.Tensor]:
-    """As the optimizer left them, which clips them in place."""
+    """Return the gradients as the optimizer left them. It clips them in place."""
     return {
         f"{number}.{name}": parameter.main_grad.float().cpu()
         for number, chunk in enumerate(engine.chunks)
@@ -411,7 +412,7 @@ def gradients_of(engine: Any) -> dict[str, torch.Tensor]:
 
 
 def pool_of(device: torch.device) -> int:
-    """Bytes of memory that graphs hold."""
+    """Return the bytes of memory that graphs hold."""
     gc.collect()
     torch.cuda.empty_cache()
     return memory.sample(device).graph_pool or 0
@@ -419,7 +420,7 @@ def pool_of(device: torch.device) -> int:
 
 @cache
 def eager_twins(name: str) -> tuple[Trained, Trained]:
-    """Two, whose difference is eager's own noise."""
+    """Return two eager runs. Their difference is the noise of eager code."""
     first, second = (trained(spec_of(MODELS[name], EAGER)) for _ in range(2))
     return first, second
 
@@ -449,13 +450,13 @@ def check(found: Trained, eager: Trained, again: Trained, graph: CudaGraph, sequ
 
 
 def difference(found: Trained, eager: Trained, steps: slice) -> tuple[float, float]:
-    """The largest of losses, absolute, and of gradient norms, relative."""
+    """Return the largest difference of losses, absolute, and of gradient norms, relative."""
     losses = (found.losses - eager.losses)[steps].abs().max().item()
     return losses, ((found.norms - eager.norms) / eager.norms)[steps].abs().max().item()
 
 
 def gradients_apart(found: dict[str, torch.Tensor], eager: dict[str, torch.Tensor]) -> dict[str, float]:
-    """How far each parameter's gradient is from the eager one, of that one's norm."""
+    """Return how far each parameter's gradient is from the eager one, as a share of the eager one's norm."""
     smallest = SMALLEST * torch.stack([gradient.norm() for gradient in eager.values()]).norm().item()
     return {
         name: (found[name] - gradient).norm().item() / gradient.norm().item()
@@ -466,14 +467,16 @@ def gradients_apart(found: dict[str, torch.Tensor], eager: dict[str, torch.Tenso
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_graphs_compute_what_eager_code_computes(case: tuple[str, CudaGraph]) -> None:
-    """And nothing else is different for a capture: random numbers, kinds of steps, memory when all is closed."""
+    """The capture changes nothing else either: random numbers, kinds of steps, or the memory after everything is
+    closed."""
     name, graph = case
     check(trained(spec_of(MODELS[name], graph)), *eager_twins(name), graph)
 
 
 @pytest.fixture
 def deterministic() -> Iterator[None]:
-    """As launch.engines.megatron.build leaves a process; afterwards it is allowed again what it was, and told nothing."""
+    """Set what launch.engines.megatron.build sets in a process. Afterwards, allow nondeterministic operations again and
+    restore the environment."""
     with mock.patch.dict(os.environ):  # An engine changes the environment.
         use_deterministic_algorithms()
         yield
@@ -484,7 +487,7 @@ def deterministic() -> Iterator[None]:
 @pytest.mark.parametrize("fuses", [False, True], ids=["", "fused"])
 @pytest.mark.parametrize("model", [DENSE, MOE, PADDED, GPT_OSS], ids=["dense", "moe", "padded", "gpt-oss"])
 def test_deterministic_runs_are_equal_to_the_bit(model: Model, fuses: bool) -> None:
-    """Eager against eager, and against graphs: losses, gradient norms and every gradient of every step."""
+    """Compare eager runs with each other and with graphs: losses, gradient norms and every gradient of every step."""
     whole = (WHOLE,) if not model.is_moe or model.moe_pad_expert_input_to_capacity else ()
     parts = () if fuses else (CudaGraph("transformer_engine", ROUTED if model.is_moe else ("attn", "mlp")),)
     specs = (deterministic_of(spec_of(model, graph), fuses) for graph in (EAGER, EAGER, *parts, *whole))
@@ -497,7 +500,8 @@ def test_deterministic_runs_are_equal_to_the_bit(model: Model, fuses: bool) -> N
 
 @pytest.mark.parametrize("name", ["moe", "gpt-oss"])
 def test_engines_begin_alike(name: str) -> None:
-    """With 0.19.2 the losses of deterministic gpt-oss runs differ from the first step on. Its weights, or its passes?"""
+    """With 0.19.2 the losses of deterministic gpt-oss runs differ from the first step on. Find out whether weights or
+    passes differ."""
     from launch.engines.megatron.engine import MegatronEngine
 
     spec = deterministic_of(spec_of(MODELS[name], EAGER), fuses=False)
@@ -558,14 +562,14 @@ def eager_twins_in_8_bits(name: str, fp8: Any) -> tuple[Trained, Trained]:
 @pytest.mark.parametrize("fp8", FP8)
 @pytest.mark.parametrize("case", IN_8_BITS, ids=named)
 def test_graphs_compute_what_eager_code_computes_in_8_bits(case: tuple[str, CudaGraph], fp8: Any) -> None:
-    """Scales go on from step to step, and casts of weights are kept from one micro-batch to the next."""
+    """Scales continue from step to step, and micro-batches share the casts of weights."""
     name, graph = case
     check(trained(in_8_bits(name, graph, fp8)), *eager_twins_in_8_bits(name, fp8), graph)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=named)
 def test_what_is_refused_computes_something_else(case: tuple[str, CudaGraph]) -> None:
-    """A row of launch.support that names what Megatron-Core gets wrong goes where this fails."""
+    """If this test fails, remove the row of launch.support that names this fault of Megatron-Core."""
     name, graph = case
     assert len(unsupported(spec_of(MODELS[name], graph))) > len(unsupported(spec_of(MODELS["padded"], graph)))
     eager, again = eager_twins(name)
@@ -576,7 +580,7 @@ def test_what_is_refused_computes_something_else(case: tuple[str, CudaGraph]) ->
 
 
 def test_local_graphs_as_released_lose_the_input_of_the_first_layer() -> None:
-    """What launch.support says of local graphs goes where this fails."""
+    """If this test fails, remove the row of launch.support about local graphs."""
     eager, again = eager_twins("dense")
     found = trained_as_released(spec_of(DENSE, CudaGraph("local")))
     wrong, noisy = (gradients_apart(run.gradients[1], eager.gradients[1]) for run in (found, again))
@@ -653,7 +657,8 @@ LAYOUTS: dict[str, tuple[Model, Parallelism, tuple[CudaGraph, ...]]] = {
 
 
 def train_rank(rank: int, specs: Sequence[RunSpec], folder: Path) -> None:
-    """One of the ranks: what each of ``specs`` gave it, by its place. That groups can be destroyed is part of it."""
+    """Run as one rank: save the result of each of ``specs``, in their order. Destroying the process groups is part of
+    the test."""
     os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # launch.train.worker does the same.
     torch.cuda.set_device(rank)
     dist.init_process_group(
@@ -671,7 +676,8 @@ def test_ranks_replay_what_they_compute(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["two, pp2", "two, pp2, interleaved", "two, ep2, experts' exchange beside"])
 def test_ranks_replay_what_they_compute_fused(name: str, tmp_path: Path) -> None:
-    """Each micro-batch has graphs of its own here: the first one's products write gradients, and those of others add."""
+    """Each micro-batch has its own graphs here. The first one's products write gradients, and those of the others add
+    to them."""
     model, parallelism, graphs = LAYOUTS[name]
     of_layers = [graph for graph in graphs if graph.impl == "transformer_engine"]
     specs = [fused(spec_of(model, graph, parallelism)) for graph in (EAGER, EAGER, *of_layers)]
@@ -680,7 +686,7 @@ def test_ranks_replay_what_they_compute_fused(name: str, tmp_path: Path) -> None
 
 
 def replayed_by_ranks(specs: Sequence[RunSpec], folder: Path) -> None:
-    """Two eager specs, and graphed ones that are to compute the same, on as many GPUs as they have ranks."""
+    """Run two eager specs, and graphed specs that must compute the same, on as many GPUs as they have ranks."""
     parallelism = specs[0].parallelism
     needed, found = parallelism.world_size, torch.cuda.device_count()
     assert found >= needed, (

@@ -1,4 +1,5 @@
-"""On a GPU: step checks of megatron find nothing in right graphs, and name what the released libraries compute wrongly."""
+"""On a GPU, test that step checks of megatron find nothing in right graphs, and name what the released libraries
+compute wrongly."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def checked(
 def test_right_graphs_are_clean(
     case: tuple[str, CudaGraph], precision: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """``local`` with its known fault repaired. Hidden choices of routers are not judged unless bits are equal."""
+    """``local`` has its known fault repaired here. Hidden choices of routers are not judged unless bits are equal."""
     name, graph = case
     if precision == "fp32" and graph.impl == "transformer_engine":
         pytest.skip("refused: see below")
@@ -144,7 +145,7 @@ def test_right_graphs_are_clean_in_8_bits(
 
 @pytest.mark.parametrize("graph", [LAYERS, WHOLE], ids=lambda graph: graph.impl)
 def test_a_check_leaves_the_scales_of_fp8(graph: CudaGraph) -> None:
-    """Uncaptured passes between the steps of a run change nothing, bit by bit."""
+    """Uncaptured passes between the steps of a run do not change a single bit."""
     spec = in_8_bits("dense", graph, "delayed")
     spec = replace(spec, training=replace(spec.training, deterministic=True))
     plain, disturbed = (losses_of(spec, checks) for checks in (0, 2))
@@ -173,7 +174,8 @@ def losses_of(spec: RunSpec, checks: int) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("graph", [LAYERS, WHOLE], ids=lambda graph: graph.impl)
 def test_a_stale_scale_is_found(graph: CudaGraph, record_property: Callable[[str, object], None]) -> None:
-    """A scale moves to new memory after the capture, and the graph keeps the former. Most numbers exceed e4m3 by the new one."""
+    """A scale moves to new memory after the capture, and the graph keeps the old one. With the new one, most numbers
+    exceed the range of e4m3."""
 
     def move(engine: Any) -> None:
         (linear,) = (one for name, one in engine.chunks[0].named_modules() if name.endswith("layers.1.mlp.linear_fc2"))
@@ -189,7 +191,8 @@ def test_a_stale_scale_is_found(graph: CudaGraph, record_property: Callable[[str
 def test_a_graph_that_reads_a_stale_copy_of_a_weight_is_found(
     graph: CudaGraph, record_property: Callable[[str, object], None]
 ) -> None:
-    """And the first layer that it changes is named. ``local`` copies moved weights into its graphs: it has no such fault."""
+    """The check also names the first layer that differs. ``local`` copies moved weights into its graphs, so it does not
+    have this fault."""
 
     def move(engine: Any) -> None:
         (weight,) = (
@@ -207,7 +210,7 @@ def test_a_graph_that_reads_a_stale_copy_of_a_weight_is_found(
 
 
 def test_local_graphs_are_named_for_the_first_norm(record_property: Callable[[str, object], None]) -> None:
-    """The known fault of 0.16.1, which 0.19.2 has not."""
+    """0.16.1 has this known fault, and 0.19.2 does not."""
     found = checked(spec_of(MODELS["dense"], LOCAL), 3)
     record_property("worst", worst(found))
     if RELEASE == "0.19":
@@ -224,7 +227,7 @@ def test_attention_without_positions_is_named(record_property: Callable[[str, ob
 
 
 def test_rounded_inputs_are_found(record_property: Callable[[str, object], None]) -> None:
-    """The row of launch.support that refuses fp32 goes where this fails. 0.19.2 does not capture such layers."""
+    """If this test fails, remove the row of launch.support that rejects fp32. 0.19.2 does not capture such layers."""
     spec = spec_of(MODELS["moe"], CudaGraph("transformer_engine", ("moe_router", "moe_preprocess")))
     if RELEASE == "0.19":
         with pytest.raises(CaptureError, match="Data types for parameters must match"):

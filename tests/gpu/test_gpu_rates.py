@@ -1,4 +1,4 @@
-"""On a GPU: the rates that a rank measures after its last step."""
+"""On a GPU, test the rates that a rank measures after its last step."""
 
 from __future__ import annotations
 

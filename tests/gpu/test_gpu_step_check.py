@@ -1,4 +1,5 @@
-"""On a GPU: step checks of torch_native find nothing in right graphs, and a planted fault in its first check."""
+"""On a GPU, test that step checks of torch_native find nothing in right graphs, and find a planted fault in their first
+check."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ CHECKS = 15
 DENSE = Model(num_layers=2, hidden_size=128, kv_channels=32, num_query_groups=2, qk_layernorm=True)
 ROUTED = ("attn", "moe_router", "moe_preprocess")
 FOR_FAULTS = {"bf16": MOE, "fp32": DENSE}
-"""A product of experts in fp32 waits for the host, which no graph captures."""
+"""In fp32, a product of experts waits for the host, so no graph can capture it."""
 MODELS = {"dense": DENSE, "moe": MOE, "gpt-oss": GPT_OSS, "shared": SHARED}
 GRAPHS = {
     "whole": CudaGraph("full_iteration"),
@@ -50,7 +51,8 @@ Trained = tuple[TorchNativeEngine, Callable[[int], torch.Tensor]]
 
 
 def checked_spec(model: Model, graph: CudaGraph, **training: Any) -> RunSpec:
-    """Steps of eight micro-batches, at a learning rate that moves weights visibly, not deterministic."""
+    """Return a spec that is not deterministic. It has steps of eight micro-batches, and a learning rate that visibly
+    changes weights."""
     settings = {
         "steps": 60,
         "global_batch_size": 8,
@@ -62,7 +64,7 @@ def checked_spec(model: Model, graph: CudaGraph, **training: Any) -> RunSpec:
 
 
 def train(spec: RunSpec, fault: Callable[[TorchNativeEngine], AbstractContextManager[Any]] | None = None) -> Trained:
-    """Train to the first check. The capture alone has ``fault``."""
+    """Train to the first check. Only the capture has ``fault``."""
     device = torch.device("cuda", 0)
     engine = build(spec, RankPlace(0, 1, device))
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
@@ -124,7 +126,7 @@ def test_right_graphs_are_clean(
 def test_models_that_are_compiled_whole_are_clean(
     impl: Any, model: str, precision: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """Nothing reaches into compiled code to perturb it, so its results have equal bits here or are not judged."""
+    """Nothing can perturb a part of compiled code. So its results have equal bits here, or they are not judged."""
     spec = checked_spec(MODELS[model], CudaGraph(impl), compile="whole", precision=precision)
     if reasons := violations(spec):
         pytest.skip(reasons[0].text)
@@ -137,7 +139,7 @@ def test_models_that_are_compiled_whole_are_clean(
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("is_full", [False, True], ids=["state on the GPU", "state on the host"])
 def test_a_check_changes_nothing(graph: str, is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit by bit: losses, norms and weights of a deterministic run."""
+    """Losses, norms and weights of a deterministic run are equal bit for bit."""
     if is_full:
         monkeypatch.setattr(step_check, "missing_bytes", lambda needed, device: needed)
     spec = checked_spec(SHARED, GRAPHS[graph], deterministic=True)
@@ -160,7 +162,7 @@ def test_a_check_changes_nothing(graph: str, is_full: bool, monkeypatch: pytest.
 def test_outputs_of_layers_are_clean_and_name_the_first_that_differs(
     graph: str, precision: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """Each replay writes them again. The weight moves to new memory after the capture, and the graph keeps the former."""
+    """Each replay writes them again. The weight moves to new memory after the capture, and the graph keeps the old one."""
     spec = replace(checked_spec(MOE, GRAPHS[graph], precision=precision), layer_check_steps=60)
     if reasons := violations(spec):
         pytest.skip(reasons[0].text)
@@ -179,7 +181,7 @@ def test_outputs_of_layers_are_clean_and_name_the_first_that_differs(
 def test_the_first_check_of_5_b_parameters_is_cheap(
     optimizer: bool, record_property: Callable[[str, object], None]
 ) -> None:
-    """The whole of it, with memory that it takes. Only the state of a captured optimizer may have to go to the host."""
+    """The cost includes everything, and the memory too. Only the state of a captured optimizer may need host memory."""
     graph = CudaGraph("full_iteration", optimizer=optimizer)
     large: Any = {"global_batch_size": 2, "sequence_length": 2048, "learning_rate": 3e-4, "compile": "elementwise"}
     spec = checked_spec(preset("qwen3_8l"), graph, **large)
@@ -205,7 +207,7 @@ def test_the_first_check_of_5_b_parameters_is_cheap(
 
 @contextmanager
 def frozen_rate(engine: TorchNativeEngine) -> Iterator[None]:
-    """The graph reads a copy of the learning rate, 2% off."""
+    """Let the graph read a copy of the learning rate that is 2% off."""
     with mock.patch.object(engine._optimizer, "_rate", engine._optimizer._rate * 1.02):
         yield
 
@@ -256,7 +258,7 @@ def test_a_batch_that_is_not_copied_is_found(precision: str, record_property: Ca
 def test_a_graph_that_reads_a_stale_copy_of_a_weight_is_found(
     graph: str, precision: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """The weight moves to new memory after the capture: an optimizer in the graph and the graph keep the former."""
+    """The weight moves to new memory after the capture. The graph and an optimizer in it keep the old one."""
     spec = checked_spec(FOR_FAULTS[precision], GRAPHS[graph], precision=precision)
     if violations(spec):
         pytest.skip("a dense model has no router")
@@ -271,7 +273,8 @@ def test_a_graph_that_reads_a_stale_copy_of_a_weight_is_found(
 @pytest.mark.parametrize("graph", ["whole", "torch, layers", "te, layers"])
 @pytest.mark.parametrize("frozen", [False, True], ids=["registered", "frozen"])
 def test_random_numbers_of_a_graph(graph: str, frozen: bool, record_property: Callable[[str, object], None]) -> None:
-    """Dropout draws what uncaptured code draws from the same state. A mask that is drawn once, at the capture, is found."""
+    """Dropout draws the same numbers as uncaptured code does from the same state. A mask that is drawn only at the
+    capture is found."""
     masks: list[torch.Tensor] = []
 
     def drop(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Run the product as it is, with nothing imitated: each run of a test takes some seconds."""
+"""Run the product without imitations. Each run of a test takes some seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tests.integration.host import ROOT, Finished, Host, recipe, wait_until
 
 @pytest.fixture(scope="session")
 def fork_server(compile_cache: Path) -> Iterator[Path]:
-    """Start the server that fork servers of ranks and reports are forks of. Return its socket, whose path may have 107 characters."""
+    """Start the server from which fork servers of ranks and reports are forked. Return its socket, whose path may have
+    107 characters."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "forks"
         settings = {"MPLCONFIGDIR": str(compile_cache / "matplotlib"), "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
@@ -45,9 +46,8 @@ def another_host(tmp_path: Path, compile_cache: Path, fork_server: Path) -> Iter
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Iterator[Finished]:
-    """Run a sweep of two pairs of an eager and a compiled run, tracked offline. No process of it is a fork of the tests'
-    server.
-    """
+    """Run a sweep of two pairs of an eager and a compiled run, tracked offline. None of its processes is a fork of the
+    tests' server."""
     host = Host(tmp_path_factory.mktemp("pairs"), compile_cache)
     content = recipe("pairs", steps=120, graphed=True, repeats=2, wandb={"mode": "offline"})
     process = host.start("sweep", host.write(content))

@@ -1,7 +1,7 @@
 """Fork the fork servers, ranks and reports of tests from a server that has imported torch, pandas and matplotlib.
 
-The imports of a bundle's fork server take two CPU seconds, a report's one. Supervisors and commands are processes of their own as ever: in them,
-``fork_children`` lets ``subprocess.Popen`` ask the server for the modules of ``FORKED``.
+The imports of a bundle's fork server take two CPU seconds, and those of a report one. Supervisors and commands remain
+separate processes. In them, ``fork_children`` makes ``subprocess.Popen`` ask the server for the modules of ``FORKED``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from launch.common.parent_death import PARENT, die_with_parent
 
 SERVER = "FORK_SERVER"
-"""The variable with the path of the server's socket."""
+"""The variable that has the path of the server's socket."""
 FORKED = ("launch.train.fork_server", "launch.train.worker", "analysis.report")
 PRELOADED = (*FORKED, "analysis.report.write_report", "analysis.report.plots", "torch._inductor.compile_fx")
 
@@ -37,11 +37,12 @@ _KNOWN = (
 )
 """The parameters of Popen._execute_child, in Python 3.11 to 3.13."""
 CAN_FORK = " ".join(inspect.signature(subprocess.Popen._execute_child).parameters) == _KNOWN
-"""Whether ``ForkedPopen`` fits this Python. If not, tests start ranks as ever, which takes longer, and pytest says so."""
+"""Whether ``ForkedPopen`` fits this Python. If not, tests start ranks as usual, which takes longer, and pytest says so.
+"""
 
 
 class ForkedPopen(subprocess.Popen):
-    """A child that the server forks if its module is one of ``FORKED``, and any other child as ever."""
+    """A child process. The server forks it if its module is one of ``FORKED``; any other child starts as usual."""
 
     _server: socket.socket | None = None
 
@@ -88,7 +89,7 @@ def fork_children() -> None:
 
 
 def serve(path: str) -> list[str]:
-    """Answer requests. Return in each fork, with the command that it stands for."""
+    """Answer requests. Return in each fork, with the command that it runs."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
@@ -109,7 +110,7 @@ def serve(path: str) -> list[str]:
 
 
 def _fork(connection: socket.socket) -> list[str]:
-    """Fork what is asked for, stand for the parent that asks, and end with it. Return in the fork."""
+    """Fork a child for the requesting process, act as its parent, and end with it. Return in the fork."""
     content, files, *_ = socket.recv_fds(connection, 1 << 20, 3)
     while not content.endswith(b"\n"):
         content += connection.recv(1 << 20)
@@ -144,7 +145,7 @@ def _become(request: dict[str, Any], files: list[int]) -> list[str]:
 
 
 def run(command: list[str]) -> None:
-    """Do as Python does with ``[...] -m module arguments``."""
+    """Run a module as Python does for ``[...] -m module arguments``."""
     sys.orig_argv[:] = command
     sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
     sys.modules.pop("sitecustomize", None)

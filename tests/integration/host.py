@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "HF_TOKEN": "hf_not_to_be_written_anywhere"}
 
 STEPS = 60
-"""Two seconds of steps where ranks are slow: long enough to be caught in, short enough to be waited for."""
+"""Two seconds of steps on slow ranks: long enough to act during a run, and short enough to wait for its end."""
 SLOW_RANKS = Path(__file__).parent / "slow_ranks"
 MODEL = {
     "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_query_groups": 2, "kv_channels": 8,
@@ -37,7 +37,7 @@ MODEL = {
 
 
 def recipe(name: str, *, steps: int = STEPS, graphed: bool = False, repeats: int = 1, **fields: Any) -> dict[str, Any]:
-    """Return a recipe of eager runs of a very small model, and of compiled ones if ``graphed``."""
+    """Return a recipe of eager runs of a very small model, and of compiled ones too if ``graphed``."""
     training = {
         "steps": steps, "sequence_length": 16, "micro_batch_size": 1, "global_batch_size": 2, "precision": "fp32",
         "learning_rate": 1e-3,
@@ -60,7 +60,8 @@ class Host:
     executor = "local"
 
     def __init__(self, folder: Path, cache: Path, fork_server: Path | None = None) -> None:
-        """With ``fork_server``, fork servers and reports are forks of it, and ranks of one process train slowly at first."""
+        """Create a host. With ``fork_server``, fork servers and reports are forks of it, and runs of one rank first
+        train slowly."""
         self.folder = folder
         self.store = folder / "store"
         for name in ("tmp", "home"):
@@ -86,7 +87,7 @@ class Host:
             self.environment["ATEN_CPU_CAPABILITY"] = os.environ["ATEN_CPU_CAPABILITY"]
 
     def end_fork_servers(self) -> None:
-        """Let fork servers end as they begin, so that each rank is a new interpreter."""
+        """Let fork servers exit at their start, so that each rank is a new interpreter."""
         module = self.folder / "no_forks" / "sitecustomize.py"
         module.parent.mkdir()
         module.write_text("import sys\nif 'launch.train.fork_server' in sys.orig_argv: sys.exit('not on this host')")
@@ -119,7 +120,7 @@ class Host:
         return process, self.run_ids(content["name"])
 
     def begin_unwatched(self, content: dict[str, Any]) -> list[str]:
-        """Start a sweep that no command watches, so that none writes its report. Return its run ids, in order of
+        """Start a sweep that no command watches, so that no report is written. Return its run ids, in order of
         execution."""
         assert self.run("sweep", self.write(content), "--no-wait").returncode == 0
         return self.run_ids(content["name"])
@@ -185,8 +186,8 @@ class Host:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold every rank of this host after six steps, so that it trains on only after the block, however long the block
-        takes. The block may end it. Ranks of runs of several ranks are not held."""
+        """Hold every rank of this host after six steps. It continues only after the block, however long the block
+        takes. The block may end it. Ranks of runs with several ranks are not held."""
         hold = Path(self.environment["HOME"], "hold")
         hold.touch()
         yield
@@ -229,7 +230,7 @@ def wait_until(
 
 
 def _holds(condition: Callable[[], bool]) -> bool:
-    """Check the condition; if it fails, pause, so that checking takes at most a quarter of a core."""
+    """Check the condition. If it fails, pause, so that checking takes at most a quarter of a core."""
     begun = time.monotonic()
     holds = condition()
     if not holds:

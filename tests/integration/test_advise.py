@@ -1,4 +1,4 @@
-"""Advice from a recipe to its block of YAML, on a CPU with two ranks."""
+"""Test advice from a recipe to its block of YAML, on a CPU with two ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MOE = {
 
 
 def routed(**fields: Any) -> dict[str, Any]:
-    """A mixture of experts whose dispatcher sizes what it receives by what the router has chosen. Its tokens are not those of
-    the Python text corpus, in which two steps may by chance have equal sizes."""
+    """Return a mixture of experts whose dispatcher receives sizes that depend on the router's choices. Its tokens are
+    not those of the Python text corpus, in which two steps may have equal sizes by chance."""
     written = recipe("routed", steps=500, graphed=True, wandb={"mode": "offline"}, **fields)
     data = {"kind": "synthetic"}
     return {**written, "model": MOE, "data": data, "parallelism": {"dp": 2, "ep": 2, "dispatcher": "alltoall"}}
@@ -46,7 +46,7 @@ def test_a_second_advise_reuses_the_runs_on_disk(host: Host) -> None:
 
 
 def test_what_failed_is_advised_by_the_rules_alone(host: Host) -> None:
-    """The command does not pass, says why nothing was measured, and what can be swept all the same."""
+    """The command fails. It says why nothing was measured, and what can be swept nevertheless."""
     path = host.write(recipe("wild", steps=30, graphed=True, training={"learning_rate": 1e30}))
     done = host.run("advise", path, "--executor", "local", seconds=600)
     assert done.returncode == 3

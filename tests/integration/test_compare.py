@@ -1,4 +1,4 @@
-"""A finished sweep held against itself, by the command line as continuous integration calls it."""
+"""Compare a finished sweep with itself, by the command line that continuous integration calls."""
 
 from __future__ import annotations
 

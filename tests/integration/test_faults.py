@@ -1,4 +1,4 @@
-"""Whatever is killed, and whenever: no finished run is lost, nothing is made twice, nothing is left running, and the
+"""Kill any process at any time. Test that no finished run is lost, no run is made twice, nothing keeps running, and the
 outcome says what happened."""
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from tests.integration.host import Host, rank_pid, recipe, wait_until
 from tests.records import read_metrics
 
 MINUTE = 1.0
-"""A limit that a run on a busy machine meets until its first step: on a free one that takes three seconds."""
+"""Minutes of a limit. A run on a busy machine reaches its first step within this limit. On a free machine that takes
+three seconds."""
 
 
 def test_a_command_that_goes_away_leaves_its_sweep_to_the_next_one(host: Host) -> None:
-    """Ctrl-C, then kill -9 of the command and of the queue, while the first of two runs goes on."""
+    """Press Ctrl-C, then kill -9 the command and the queue, while the first of two runs continues."""
     with host.held():
         first, run_ids = host.begin(recipe("mini", repeats=2))
         path, attempt = str(host.folder / "mini.yaml"), host.wait_for_step("mini", run_ids[0])
@@ -49,7 +50,7 @@ def test_a_command_that_goes_away_leaves_its_sweep_to_the_next_one(host: Host) -
 
 
 def test_a_queued_run_says_who_holds_its_slot(host: Host) -> None:
-    """A run of a store that this one does not know of."""
+    """The slot belongs to a run of a store that this store does not know."""
     (holding,) = host.begin_unwatched(recipe("first", steps=10**6))
     host.wait_for_step("first", holding)
     holder = host.sweep("first").root
@@ -63,7 +64,7 @@ def test_a_queued_run_says_who_holds_its_slot(host: Host) -> None:
 
 
 def test_a_supervisor_that_dies_takes_its_ranks_along_and_the_queue_goes_on(host: Host) -> None:
-    """And its tracker: nothing is left of either."""
+    """Its tracker ends too. Neither of them leaves anything."""
     with host.held():
         sweep, (killed, later) = host.begin(recipe("mini", repeats=2, wandb={"mode": "offline"}))
         attempt = host.wait_for_step("mini", killed)
@@ -112,7 +113,7 @@ def test_a_dead_rank_ends_its_run_and_no_other(host: Host) -> None:
 
 
 def test_a_run_that_hangs_and_one_that_takes_too_long_are_ended(host: Host, another_host: Host) -> None:
-    """At once, since each waits for a minute."""
+    """Both runs start at once, since each waits for a minute."""
     stuck, hung = _begin_and_stop(host, recipe("stuck", resources={"hang_minutes": MINUTE}))
     slow, late = _begin_and_stop(another_host, recipe("slow", resources={"minutes_per_run": MINUTE}))
     for sweep in (stuck, slow):
@@ -154,7 +155,7 @@ def test_numbers_that_are_not_finite_end_a_run_and_may_be_expected(host: Host) -
 
 
 def test_cancel_ends_everything_and_another_sweep_never_ran_beside_it(host: Host) -> None:
-    """Two sweeps on one host, started without waiting: the second has the slot when the first is cancelled."""
+    """Two sweeps are started on one host without waiting. The second one gets the slot when the first is cancelled."""
     with host.held():
         running, waiting = host.begin_unwatched(recipe("one", repeats=2))
         (other,) = host.begin_unwatched(recipe("two"))
@@ -180,7 +181,8 @@ def test_cancel_ends_everything_and_another_sweep_never_ran_beside_it(host: Host
 
 
 def test_chosen_runs_are_cancelled_and_the_others_go_on(host: Host) -> None:
-    """Of a bundle that runs the run that has not begun, all of a bundle that waits, and the run at hand."""
+    """The test cancels the run of the running bundle that has not begun, then all runs of a waiting bundle, then the
+    current run."""
     content = recipe("some", steps=10**6, repeats=2, sweep={"grid": {"training.seed": [1, 2]}})
     running, behind, *waiting = host.begin_unwatched(content)
     host.wait_for_step("some", running)
@@ -247,7 +249,7 @@ def test_resume_makes_an_interrupted_run_again_beside_its_eager_twin(host: Host)
 
 
 def test_a_sweep_that_runs_is_not_planned_anew(host: Host) -> None:
-    """Two plans of one name at once would judge each other's runs, and make them twice."""
+    """Two plans of one name at the same time would judge each other's runs, and make them twice."""
     (run_id,) = host.begin_unwatched(recipe("mini", steps=10**6, repeats=1))
     host.wait_for_step("mini", run_id)
     other = host.run("sweep", host.write(recipe("mini", steps=10**6, repeats=3)))

@@ -1,4 +1,5 @@
-"""Faults that a recipe asks for come about in real runs, and each is told for what it is; the run behind them is whole."""
+"""Test that faults which a recipe requests occur in real runs, that each is named correctly, and that the next run is
+complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The ranks of a bundle are forks of one server, and train as new interpreters do. A server that is killed costs one run at most."""
+"""Test that the ranks of a bundle are forks of one server, and train as new interpreters do. Killing the server costs
+at most one run."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def test_a_killed_server_ends_its_run_and_no_other(host: Host) -> None:
 
 @pytest.mark.slow
 def test_forks_train_as_new_interpreters_do(tmp_path: Path, compile_cache: Path) -> None:
-    """Each bit is the same, eager and compiled, and the log says why ranks are new interpreters."""
+    """All bits are equal, eager and compiled, and the log says why ranks are new interpreters."""
     forked, started = Host(tmp_path / "forked", compile_cache), Host(tmp_path / "started", compile_cache)
     started.end_fork_servers()
     for host in (forked, started):

@@ -1,4 +1,4 @@
-"""Runs that read a checkpoint, a tokenizer and indexed data, and what is said of files that do not fit."""
+"""Test runs that read a checkpoint, a tokenizer and indexed data, and the messages about files that do not fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAINING = {"steps": 8, "sequence_length": 8}
 
 @pytest.fixture
 def files(host: Host) -> Path:
-    """A checkpoint of zeros, a tokenizer of words, a text and an indexed pair."""
+    """Write a checkpoint of zeros, a tokenizer of words, a text and an indexed pair."""
     folder = host.folder
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "to": 1, "be": 2, "or": 3, "not": 4}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

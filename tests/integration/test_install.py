@@ -1,4 +1,4 @@
-"""What pip installs works without the checkout."""
+"""Test that the installed package works without the checkout."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ranks that hold parts of one model, as runs of the command line: they train what one process trains, and one that fails
-ends its run."""
+"""Run ranks that hold parts of one model, from the command line. Test that they train the same as one process, and that
+a failing rank ends its run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAYOUTS: list[dict[str, Any]] = [
 
 
 def test_the_shipped_recipe_has_the_same_losses_in_every_layout(host: Host) -> None:
-    """In its layouts of up to two ranks, over its first steps."""
+    """This covers its layouts of up to two ranks, over their first steps."""
     content = yaml.safe_load((ROOT / "recipes" / "tiny_parallel.yaml").read_text())
     axes = content["sweep"]["grid"]
     assert all(layout in axes["parallelism"] for layout in LAYOUTS)

@@ -1,4 +1,4 @@
-"""A sweep from its recipe to its report, and what a store answers and refuses afterwards."""
+"""Test a sweep from its recipe to its report, and later commands on its store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.records import read_metrics
 
 @pytest.fixture
 def copied(finished: Finished, host: Host) -> Host:
-    """A host whose store holds the finished sweep, to be damaged."""
+    """Return a host whose store holds the finished sweep. Tests may damage it."""
     shutil.copytree(finished.host.store, host.store)
     shutil.copy(finished.host.folder / "pairs.yaml", host.folder)
     return host
@@ -58,7 +58,7 @@ def test_twins_that_are_compiled_alike_are_equal_to_the_bit(host: Host) -> None:
 
 
 def test_a_divergence_from_equal_eager_repeats_needs_a_perturbed_run_that_is_run_by_itself(copied: Host) -> None:
-    """Compiled kernels round otherwise, by more than this margin. So does an eager run after one harmless change."""
+    """Compiled kernels round differently, by more than this margin. So does an eager run after one harmless change."""
     command = ["sweep", str(copied.folder / "pairs.yaml"), "equivalence.loss=1e-9", "equivalence.grad_norm=1e-9"]
     done = copied.run(*command)
     assert done.returncode == ExitCode.INCONCLUSIVE, done.stdout + done.stderr
@@ -147,7 +147,7 @@ def test_a_wrong_name_is_answered_with_the_right_one(finished: Finished, argumen
 
 
 def test_a_torn_last_line_is_a_missing_step(copied: Host) -> None:
-    """As a crash of the machine leaves it. The run's outcome stays; its pair is not passed."""
+    """A crash of the machine leaves such a line. The run's outcome remains, but its pair does not pass."""
     run_id = next(run_id for run_id in copied.run_ids("pairs") if run_id.startswith("torch_compile"))
     metrics = copied.sweep("pairs").run(run_id).attempt(1).metrics
     metrics.write_bytes(metrics.read_bytes()[:-20])
@@ -232,7 +232,8 @@ def _says_that_it_cannot_write(host: Host, limit_bytes: int | None = None) -> No
 
 @pytest.mark.slow
 def test_repeats_stop_once_the_verdicts_are_final_and_the_rest_can_be_asked_for(host: Host) -> None:
-    """Compiled kernels round otherwise, which margins of 0 do not allow: DIVERGED, whatever more repeats show."""
+    """Compiled kernels round differently, and margins of 0 do not allow that. The verdict is DIVERGED, whatever more
+    repeats show."""
     margins = {"loss": 0.0, "grad_norm": 0.0}
     content = recipe("auto", steps=12, graphed=True, equivalence=margins) | {"repeats": "auto"}
     file = host.write(content)

@@ -1,4 +1,4 @@
-"""The tracker as a process, with the real wandb offline: what it delivers is read back with wandb's own reader."""
+"""Test the tracker as a process, with the real wandb offline. wandb's own reader reads what it has delivered."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def begin(sweep: Path, spec: RunSpec) -> AttemptPaths:
 
 
 def step_metrics(step: int) -> StepMetrics:
-    """Return metrics whose digits a float32 or rounding would lose. The third step diverges."""
+    """Return metrics whose digits float32 or rounding would lose. The third step diverges."""
     loss, grad_norm = (math.nan, math.inf) if step == 2 else (5 - step / 3, 1.1 * step)
     phase: Phase = "warmup" if step == 0 else "measure"
     return StepMetrics(step=step, loss=loss, grad_norm=grad_norm, step_time_ms=10.0 + step, tokens=64, phase=phase)
@@ -85,7 +85,7 @@ def start(attempt: AttemptPaths, settings: TrackSettings = SETTINGS, **environ: 
 
 
 def start_on(folder: Path, home: Path, settings: TrackSettings = SETTINGS, **environ: str) -> subprocess.Popen[str]:
-    """Start a tracker with no W&B setting or key in its environment but ``environ``."""
+    """Start a tracker whose environment has no W&B setting or key except ``environ``."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
     words = [str(folder), "--settings", json.dumps(dataclasses.asdict(settings))]
     return subprocess.Popen(
@@ -123,7 +123,7 @@ def wandb_records(file: Path) -> list[dict[str, Any]]:
 
 
 def history(records: list[dict[str, Any]]) -> dict[int, StepMetrics]:
-    """Return the steps of ``records`` by W&B's own step. Its reader gives non-finite numbers as strings."""
+    """Return the steps of ``records`` by W&B's own step. Its reader returns non-finite numbers as strings."""
     names = [field.name for field in dataclasses.fields(StepMetrics)]
     steps = {}
     for item in (record["history"]["item"] for record in records if record["type"] == "history"):
@@ -142,7 +142,7 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def write_checks(attempt: AttemptPaths) -> None:
-    """One that finds rounding, one without memory, and one that finds a fault."""
+    """Write three checks: one that finds rounding, one without memory, and one that finds a fault."""
     rounding = TensorDifference("gradient of head.weight", 1e-6, noise=1e-6)
     fault = dataclasses.replace(rounding, difference=8e-6)
     checks = (StepCheck(4, 40, 1, (rounding,)), StepCheck(5, missing=1), StepCheck(6, 40, 2, (fault, rounding)))
@@ -206,7 +206,7 @@ def test_a_failed_eager_run_is_shown_as_failed(tmp_path: Path) -> None:
 
 
 def test_only_timed_steps_have_a_step_time() -> None:
-    """A capture takes a thousand times as long: on one axis the others would be a flat line."""
+    """A capture takes a thousand times as long. On a common axis, all other steps would be a flat line."""
     step = {"step": 4, "loss": 1.0, "grad_norm": 1.0, "step_time_ms": 2000.0, "tokens": 64, "phase": "capture"}
     capture, timed = (step_row(step | {"phase": phase}, ranks=4, flops=0) for phase in ("capture", "measure"))
     assert (capture["capture_step_time_ms"], timed["step_time_ms"]) == (2000.0, 2000.0)
@@ -273,7 +273,8 @@ def test_the_report_becomes_a_run_of_its_own(tmp_path: Path) -> None:
 
 
 class Graphql(http.server.BaseHTTPRequestHandler):
-    """Answers wandb's API: it knows every run but those with "gone" in their name, and each has a loss in its summary."""
+    """Answer wandb's API. It knows every run except those with "gone" in their name, and each has a loss in its
+    summary."""
 
     summaries: ClassVar[dict[str, Any]] = {}
 
@@ -432,7 +433,8 @@ def test_importing_the_tracker_imports_neither_wandb_nor_torch() -> None:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Start a server that answers every request with an error, unless a handler is given: any answer means that it can be reached."""
+    """Start a server. Unless a handler is given, it answers every request with an error, which shows that it can be
+    reached."""
     handler = getattr(request, "param", http.server.BaseHTTPRequestHandler)
     listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.05})

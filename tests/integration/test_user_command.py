@@ -1,4 +1,4 @@
-"""A program of the user's own, from its recipe to its report: nothing in it knows of this project."""
+"""Test a user's own program from its recipe to its report. Nothing in the program knows this project."""
 
 from __future__ import annotations
 

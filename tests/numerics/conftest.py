@@ -31,21 +31,22 @@ def process_settings() -> Iterator[None]:
 
 @pytest.fixture
 def plain_kernels() -> Iterator[None]:
-    """Run PyTorch's own kernels instead of Inductor's: counting compilations and replays does not depend on kernels."""
+    """Run PyTorch's own kernels instead of Inductor's, because the number of compilations and replays does not depend
+    on kernels."""
     with no_inductor():
         yield
 
 
 @pytest.fixture(autouse=True, scope="module")
 def own_workers() -> Iterator[None]:
-    """End the worker processes of each module; the next one forks new ones."""
+    """End the worker processes of each module. The next module forks new ones."""
     yield
     end_workers()
 
 
 @pytest.fixture(autouse=True)
 def own_workers_of_megatron(request: pytest.FixtureRequest) -> Iterator[None]:
-    """End them after each test of Megatron-Core, which keeps its process groups.
+    """End the workers after each test of Megatron-Core, which keeps its process groups.
 
     Each group of gloo has three polling threads.
     """

@@ -29,7 +29,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Pool:
-    """Memory that graphs share, and the order of their replays as pairs (callable, whether forward)."""
+    """Memory that graphs share, and the order of their replays as pairs (callable, whether it is a forward pass)."""
 
     def __init__(self) -> None:
         self.graphs: list[Graphed] = []
@@ -50,7 +50,7 @@ def spoil(memory: Sequence[torch.Tensor]) -> None:
 
 
 class Graphed:
-    """One part's callable for one micro-batch in flight."""
+    """The callable of one part, for one micro-batch in flight."""
 
     def __init__(self, part: Part, sample: Tensors, pool: Pool) -> None:
         self.part = part

@@ -57,9 +57,9 @@ class Layout:
     distributed_optimizer: bool = False
     recompute: Literal["none", "full"] = "none"
     micro_batches: int = 1
-    """Of each rank."""
+    """The number of micro-batches of each rank."""
     uneven: bool = False
-    """One layer more than the stages could share evenly."""
+    """Whether the model has one layer more than the stages can share evenly."""
 
     def __str__(self) -> str:
         """Name what differs from the defaults: ``moe-tp2-sequence_parallel``."""
@@ -85,7 +85,8 @@ class Layout:
 
     @property
     def layers(self) -> int:
-        """Use at least three layers: one has neighbours on both sides, and models of two kinds of layers have both."""
+        """Use at least three layers. Then one layer has neighbours on both sides, and models with two kinds of layers
+        have both kinds."""
         stages = self.pp * self.vpp
         even = {1: 3, 2: 2 if self.uneven else 4}.get(stages, stages)
         return even + self.uneven
@@ -97,7 +98,7 @@ class Layout:
 
     @property
     def task(self) -> tuple[str, int, int]:
-        """Return what is trained, in any layout: model, layers, and the micro-batches of all ranks."""
+        """Return what any layout trains: model, layers, and the micro-batches of all ranks."""
         return self.model, self.layers, self.micro_batches * self.dp
 
     @property
@@ -177,7 +178,7 @@ def legal_layouts() -> tuple[Layout, ...]:
 
 
 def spec_of(model: str, layers: int, micro_batches: int) -> RunSpec:
-    """Return the spec of one process that trains this."""
+    """Return the spec of one process that trains the same."""
     training = Training(
         steps=2,
         sequence_length=8,

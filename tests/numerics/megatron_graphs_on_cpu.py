@@ -1,7 +1,7 @@
 """Run Megatron-Core's CUDA graphs without a GPU: all of its code for capture and replay runs, but graphs are imitated.
 
-A layer's replay computes the layer again, and that of a whole step the step. What a capture computes, the first replay does not
-compute again.
+The replay of a layer's graph computes the layer again, and that of a whole step computes the step again. The first
+replay does not repeat what the capture has computed.
 """
 
 from __future__ import annotations

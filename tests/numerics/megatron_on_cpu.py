@@ -1,8 +1,8 @@
-"""Run the megatron engine without a GPU: its code and Megatron-Core's, unchanged but for the device.
+"""Run the megatron engine without a GPU. Its code and Megatron-Core's are unchanged except for the device.
 
 Megatron-Core allocates on the device "cuda" by name and checks for the type of CUDA tensors, in its schedules, gradient
-buffers and optimizers. Here a handful of replaced functions let both mean the CPU. The product refuses this engine
-on a CPU.
+buffers and optimizers. A few replaced functions make both mean the CPU. The product itself rejects this engine on a
+CPU.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def type_on_cuda(tensor: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
 
 
 def add_out_of_place(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Replace an in-place addition that autograd forbids: Megatron-Core 0.16.1's experts add a bias so."""
+    """Replace an in-place addition that autograd forbids. The experts of Megatron-Core 0.16.1 add their bias in this
+    way."""
     return tensor + other if "ParallelRegion" in str(tensor.grad_fn) else ADD_IN_PLACE(tensor, other)
 
 

@@ -1,4 +1,4 @@
-"""Megatron-Core's parameters in torch_native's layouts."""
+"""Convert Megatron-Core's parameters to torch_native's layouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launch.engines.torch_native.parallel.process_groups import Group
 
 
 def from_megatron(part: torch.Tensor, layout: Layout, model: Model) -> torch.Tensor:
-    """The inverse of ``to_megatron`` where one rank holds the whole."""
+    """Invert ``to_megatron`` for a rank that holds the whole model."""
     if layout.startswith("expert"):
         return part.T if part.dim() == 2 else part
     if layout != "qkv":
@@ -24,7 +24,7 @@ def from_megatron(part: torch.Tensor, layout: Layout, model: Model) -> torch.Ten
 
 @torch.no_grad()
 def whole_weights(chunk: nn.Module, model: Model) -> dict[str, torch.Tensor]:
-    """The weights of a GPTModel that one rank holds whole, by torch_native's names and in its layouts."""
+    """Return the weights of a GPTModel that one rank holds whole, by torch_native's names and in its layouts."""
     whole = {name: torch.empty(shape) for name, shape in _whole_shapes(model).items()}
     for parameter, origin in named_origins(chunk, model, Group()):
         into = whole[origin.parameter] if origin.expert is None else whole[origin.parameter][origin.expert]

@@ -1,4 +1,4 @@
-"""Optimizer steps by hand, from gradients that a test has computed."""
+"""Take optimizer steps by hand, from gradients that a test has computed."""
 
 from __future__ import annotations
 

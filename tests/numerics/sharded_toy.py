@@ -57,7 +57,7 @@ class Case:
 
 
 class Toy(nn.Module):
-    """This rank's shards of the parameters."""
+    """The model, with this rank's shards of the parameters."""
 
     def __init__(self, mesh: ParallelMesh) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Toy(nn.Module):
             self.register_parameter(name, nn.Parameter(SHARDINGS[name].take(whole, group_of(name, mesh)).clone()))
 
     def whole(self, mesh: ParallelMesh) -> dict[str, torch.Tensor]:
-        """Return all weights. This rank's shard of them can be differentiated."""
+        """Return all weights. Gradients reach this rank's shards of them."""
         wholes = {}
         for name, part in self.named_parameters():
             group = group_of(name, mesh)
@@ -94,7 +94,7 @@ def objective(weights: Weights, step: int, micro_batch: int, dp_rank: int) -> to
 
 
 def rank_objective(toy: Toy, mesh: ParallelMesh, rank: int, step: int, micro_batch: int) -> torch.Tensor:
-    """Return the value that this rank differentiates. The value itself means nothing."""
+    """Return the value that this rank differentiates. The value itself has no meaning."""
     weights, dims = toy.whole(mesh), mesh.dims
     fixed = {name: weight.detach() for name, weight in weights.items()}
     portion = portion_of(dims, rank)
@@ -139,7 +139,7 @@ def backward(main: FlatParameters, loss: torch.Tensor, way: Way, last: bool) -> 
 
 
 def train_whole(case: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Train in one process, using nothing of the above but AdamW."""
+    """Train in one process, using only AdamW of the above."""
     alone = make_mesh(RankPlace(0, 1, CPU), Parallelism())
     toy = Toy(alone)
     main = FlatParameters(toy)

@@ -1,4 +1,4 @@
-"""torch_compile on a CPU: the same numbers, and a proof that does not hold where it should not."""
+"""Test torch_compile on a CPU: it computes the same numbers, and its proof fails where it should."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_proof_counts_every_micro_batch_from_the_capture_on(
 
 
 def test_a_model_that_is_compiled_whole_is_the_same_code_with_and_without_graphs(plain: list[StepResult]) -> None:
-    """To the bit. Compiled and plain code may round alike: that is up to the processor. They are near each other on any.
-    The kernels are those of the test above."""
+    """Results are equal bit for bit. Whether compiled and plain code round alike depends on the processor, but they are
+    close on any. The kernels are those of the test above."""
     spec = replace(EAGER, training=replace(EAGER.training, compile="whole"))
     eager, graphed = build(spec, ALONE), build(replace(spec, cuda_graph=COMPILED.cuda_graph), ALONE)
     found, expected = curves(train(graphed, spec)), curves(train(eager, spec))
@@ -92,13 +92,13 @@ def curves(results: list[StepResult]) -> list[tuple[float, float]]:
 
 @pytest.mark.slow
 def test_compiled_steps_of_gpt_oss_equal_eager_ones() -> None:
-    """Its experts are chosen after the softmax here, so that Inductor compiles that order too."""
+    """Experts are chosen after the softmax here, so that Inductor compiles this order too."""
     compare_with_eager(replace(GPT_OSS, num_layers=1, moe_router_order="softmax_then_topk"), recompute="selective")
 
 
 @PLAIN
 def test_parts_that_are_compiled_for_eager_steps_are_compiled_into_the_whole() -> None:
-    """Of a dense layer and one with experts, each computed again in the backward pass."""
+    """The model has a dense layer and one with experts. The backward pass computes both again."""
     compare_with_eager(replace(GPT_OSS, num_layers=2, moe_layer_freq=2), recompute="full", compile="elementwise")
 
 

@@ -1,4 +1,4 @@
-"""Gradients, their reduction and the update on every layout, against one process."""
+"""Compare gradients, their reduction and the update in every layout with one process."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_last_gradients_come_once_a_step() -> None:
 
 
 def reduced_gradients(bucket_elements: int, sharded: bool) -> torch.Tensor:
-    """Of a chain on this rank, in the order of its parameters."""
+    """Return the reduced gradients of a chain on this rank, in the order of its parameters."""
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = make_mesh(RankPlace(rank, size, CPU), Parallelism(dp=size))
     chain = Chain()
@@ -134,7 +134,7 @@ def reduced_gradients(bucket_elements: int, sharded: bool) -> torch.Tensor:
 
 
 def test_buckets_change_no_bit_of_the_sum_of_two() -> None:
-    """Of more, collectives add in an order that depends on the place in a buffer."""
+    """With more than two ranks, the order in which collectives add depends on the place in a buffer."""
     many, one = (workers(2).run(reduced_gradients, bucket_elements, False) for bucket_elements in (1, 2**25))
     torch.testing.assert_close(many, one, rtol=0, atol=0)
     torch.testing.assert_close(one[0], one[1], rtol=0, atol=0)
@@ -143,7 +143,8 @@ def test_buckets_change_no_bit_of_the_sum_of_two() -> None:
 
 
 def seconds_until_reduced_within_the_backward_pass() -> float:
-    """From the middle of the backward pass, where it is held up, until the last layer's sum has come."""
+    """Return the seconds from the middle of the backward pass, which is held there, until the last layer's sum has
+    arrived."""
     rank, size = dist.get_rank(), dist.get_world_size()
     chain = Chain()
     mesh = make_mesh(RankPlace(rank, size, CPU), Parallelism(dp=size))
@@ -181,7 +182,7 @@ class Stage(nn.Module):
 
 
 def train_tied(sharded: bool) -> tuple[list[float], list[torch.Tensor]]:
-    """Of two stages that share an embedding, this rank's weights."""
+    """Train two stages that share an embedding. Return the norms, and this rank's weights."""
     rank, dims = dist.get_rank(), Parallelism(dp=2, pp=2)
     mesh = make_mesh(RankPlace(rank, 4, CPU), dims)
     stage = Stage()
@@ -222,7 +223,7 @@ def test_an_embedding_on_two_stages_is_counted_once(sharded: bool) -> None:
 
 
 def train_in_bfloat16(sharded: bool, gradient_dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """With gradients whose sums bfloat16 holds, the same in sum for every number of ranks."""
+    """Train with gradients whose sums bfloat16 represents exactly. Their sum is the same for every number of ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = make_mesh(RankPlace(rank, size, CPU), Parallelism(dp=size))
     chain = Chain(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The workers that distributed tests run on: what ranks return comes back, and what fails leaves nobody waiting."""
+"""Test the workers of distributed tests: results come back, and a failing rank leaves nobody waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Dropout on a CPU: what it drops, that seeds and layouts decide the numbers, and that graphs and recomputation draw the same."""
+"""Test dropout on a CPU: what it drops, that seeds and layouts decide the numbers, and that graphs and recomputation
+draw the same."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def test_the_seed_decides_what_is_dropped(model: Model) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model", [DENSE, MOE])
 def test_both_engines_drop_the_same_elements(model: Model) -> None:
-    """Their order is the same with one sequence a micro-batch. Attention draws from the tracker in Megatron-Core."""
+    """With one sequence per micro-batch, both draw in the same order. In Megatron-Core, attention draws from the
+    tracker."""
     spec = make_spec(replace(model, hidden_dropout=0.2, moe_router_normalize_topk=True), micro_batch_size=1, steps=3)
     theirs = train_megatron(replace(spec, engine="megatron"))
     own = train(TorchNativeEngine(spec, RankPlace(0, 1, CPU)), spec)
@@ -125,7 +127,7 @@ def test_graphed_steps_draw_what_eager_ones_draw(settings: CudaGraph) -> None:
 
 
 def drawing(owner: type[TorchCallables | TransformerEngineCallables]) -> AbstractContextManager[Any]:
-    """The warm-up passes of its capture draw numbers."""
+    """Let the warm-up passes of its capture draw numbers."""
     make = owner.make_callables
 
     def draw(*arguments: Any) -> Any:
@@ -137,7 +139,7 @@ def drawing(owner: type[TorchCallables | TransformerEngineCallables]) -> Abstrac
 
 @contextmanager
 def frozen_mask(engine: TorchNativeEngine) -> Iterator[None]:
-    """Each call drops the same elements, as if a mask were drawn at the capture alone."""
+    """Let each call drop the same elements, as if only the capture drew a mask."""
 
     def frozen(x: torch.Tensor, probability: float) -> torch.Tensor:
         keep = torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) >= probability
@@ -157,7 +159,7 @@ def test_a_step_check_is_clean_and_finds_a_frozen_mask() -> None:
 
 
 def test_every_generator_has_its_state_again() -> None:
-    """Those of Transformer Engine's tracker too. Megatron-Core's own tracker holds bare states."""
+    """This includes the generators of Transformer Engine's tracker. Megatron-Core's own tracker holds bare states."""
     own, bare = torch.Generator().manual_seed(5), torch.get_rng_state()
     with cpu_as_cuda():
         from launch.engines.megatron import random_tracker

@@ -1,4 +1,4 @@
-"""Whole steps of the engine: accumulation, data parallelism, precision, refusals."""
+"""Test whole steps of the engine: accumulation, data parallelism, precision and rejected specs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_how_a_step_is_run_leaves_its_losses(training: dict[str, Any]) -> None:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_kernels_of_bfloat16_leave_the_losses() -> None:
-    """Inductor's, of a dense layer. test_model.py compares those of a mixture of experts, in float64."""
+    """The kernels are Inductor's, for a dense layer. test_model.py compares those of a mixture of experts, in float64."""
     check_losses(replace(DENSE, num_layers=1, num_query_groups=4), {"compile": "elementwise"})
 
 

@@ -1,4 +1,5 @@
-"""Fingerprints of results: any other bit shows, and differences have the size that a copy would show."""
+"""Test fingerprints of results: any changed bit shows, and a difference has the size that a comparison with a copy
+would find."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ Change = Callable[[torch.Tensor], object]
 
 @pytest.fixture(autouse=True)
 def small_chunks() -> object:
-    """Five chunks, the last one smaller."""
+    """Use five chunks. The last one is smaller."""
     with mock.patch.object(fingerprint, "CHUNK_ELEMENTS", 7 * COLUMNS):
         yield
 
@@ -89,7 +90,7 @@ CHANGES: dict[str, Change] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_difference_has_its_size(name: str) -> None:
-    """Four standard errors, twice: of the difference and of the reference."""
+    """The tolerance is four standard errors, for the difference and for the reference."""
     reference = numbers(*SHAPE)
     changed = reference.clone()
     CHANGES[name](changed)

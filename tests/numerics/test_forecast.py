@@ -1,4 +1,4 @@
-"""What is forecast of a rank's memory is what the engine allocates."""
+"""Test that the forecast of a rank's memory equals what the engine allocates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PRECISIONS = (("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "fp32"))
 
 @contextmanager
 def alone_as(rank: int, of: int) -> Iterator[None]:
-    """One rank of many, whose collectives reach nobody."""
+    """Act as one rank of many. Collectives reach no other rank."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=of)
     yield
     dist.destroy_process_group()
@@ -61,7 +61,7 @@ def test_a_rank_of_each_stage_holds_what_is_forecast(layout: Layout, precision: 
 
 
 def parameters_of(engine: TorchNativeEngine) -> Parameters:
-    """Each once, where two are one."""
+    """Return the parameters. Count tied ones once."""
     chunks = nn.ModuleList(engine.chunks)
     shardings = find_shardings(chunks)
     named = [(parameter.numel(), shardings[name].axis == "ep") for name, parameter in chunks.named_parameters()]
@@ -71,7 +71,8 @@ def parameters_of(engine: TorchNativeEngine) -> Parameters:
 
 
 def allocated(engine: TorchNativeEngine) -> int:
-    """Weights, gradients and masters, two of which may be one, and moments, which the first step makes."""
+    """Return the bytes of weights, gradients and masters, of which two may be one, and of moments, which the first step
+    creates."""
     main = engine.flat_parameters
     storages = [tensor.untyped_storage() for tensor in (*main.parameters, main.gradients, main.weights)]
     held = {storage.data_ptr(): storage.nbytes() for storage in storages}
@@ -94,7 +95,7 @@ MODELS = {
 
 
 class FusedNorm(torch.autograd.Function):
-    """Keeps what CUDA's kernel keeps: the input, and a number for each token."""
+    """Keep what CUDA's kernel keeps: the input, and one number per token."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -133,7 +134,7 @@ def test_a_layer_keeps_what_is_forecast(name: str, recomputed: str, monkeypatch:
 
 
 def kept_bytes(model: Model, training: Training) -> int:
-    """Return what a decoder keeps for its backward pass, its parameters aside."""
+    """Return the bytes that a decoder keeps for its backward pass, without its parameters."""
     decoder = build_decoder(BuildContext(model, training), 1, torch.bfloat16, CPU)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}

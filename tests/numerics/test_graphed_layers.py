@@ -1,5 +1,5 @@
-"""Layers and parts of them as graphed callables: the gradients are those of the same code uncaptured, bit by bit, though
-what a graph hands out is overwritten by the next replay (pytorch/pytorch#181723)."""
+"""Test layers and their parts as graphed callables: the gradients equal those of the same code uncaptured bit for bit,
+although the next replay overwrites the outputs of a graph (pytorch/pytorch#181723)."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ PARTS: list[tuple[Model, tuple[str, ...]]] = [
     (EXPERTS, ("attn", "moe_router", "moe_preprocess")),
 ]
 UNCAPTURED: dict[str, list[dict[str, Any]]] = {}
-"""By run id."""
+"""Results of uncaptured runs, by run id."""
 
 
 def combinations() -> Iterator[Any]:
-    """Yield all combinations. Half of them, with each pair of two of the three, are not slow."""
+    """Yield all combinations. Half of them are not slow. These include each pair of two of the three values."""
     for (row, (model, scope)), (column, layout) in product(enumerate(PARTS), enumerate(LAYOUTS)):
         for number, impl in enumerate(("torch", "transformer_engine")):
             slow = [pytest.mark.slow] if (row + column + number) % 2 else []
@@ -69,7 +69,7 @@ def test_modules_are_recomputed_in_a_graph_and_behind_it(scope: tuple[str, ...])
 
 
 def uncaptured(eager: RunSpec) -> list[dict[str, Any]]:
-    """By rank, once for all that is captured of it, and by whom."""
+    """Return the results of the uncaptured run by rank. All captured runs of a workload share them."""
     spec = replace(eager, cuda_graph=CudaGraph(warmup_steps=1))
     if spec.run_id not in UNCAPTURED:
         UNCAPTURED[spec.run_id] = workers(eager.parallelism.world_size).run(train_graphed, spec)

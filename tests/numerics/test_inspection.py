@@ -1,4 +1,4 @@
-"""What an inspection finds of real steps, on a CPU: shapes that change, and where numbers are drawn."""
+"""Test what an inspection finds in real steps on a CPU: shapes that change, and places that draw numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HERE = "tests/numerics/test_inspection.py"
 
 
 def inspected(spec: RunSpec, rank: int = 0, hook: Callable[..., Any] | None = None) -> Inspection:
-    """An inspection of one rank after two steps."""
+    """Return the inspection of one rank after two steps."""
     engine = TorchNativeEngine(spec, RankPlace(rank, spec.parallelism.world_size, CPU))
     if hook is not None:
         engine.chunks[0].register_forward_hook(hook)
@@ -101,7 +101,7 @@ def test_the_dispatcher_that_sizes_what_it_receives_changes_shapes(name: str) ->
 
 
 def line_of(function: Callable[..., Any], code: str) -> int:
-    """Where ``code`` stands in the source of ``function``."""
+    """Return the line of ``code`` in the source of ``function``."""
     lines, first = getsourcelines(function)
     return first + next(place for place, line in enumerate(lines) if code in line)
 
@@ -136,7 +136,7 @@ def draws_from_its_own(_module: Any, _tokens: Any, _losses: Any) -> None:
     ],
 )
 def test_a_line_that_breaks_a_capture_is_named(hook: Callable[..., Any], code: str, kind: str) -> None:
-    """Twice a step: there are two micro-batches."""
+    """Each step counts the line twice, because it has two micro-batches."""
     spec = make_spec(DENSE, micro_batch_size=2)
     findings = {finding.kind: finding for finding in inspected(spec, hook=hook).findings}
     assert kind in findings, findings
@@ -208,7 +208,7 @@ def test_kernels_are_parted_by_length_and_added_up_by_name(ran: list[tuple[str, 
 
 
 def test_waits_are_those_between_launches() -> None:
-    """The profiler itself waits before the first and after the last."""
+    """The profiler itself waits before the first launch and after the last."""
     names = ["cudaDeviceSynchronize", "cudaLaunchKernel", "cudaStreamSynchronize", "cudaEventQuery", "cuLaunchKernelEx",
              "cudaEventSynchronize", "cudaLaunchKernel", "cudaDeviceSynchronize"]  # fmt: skip
     calls = list(enumerate(names))

@@ -1,7 +1,7 @@
-"""Every parallel layout trains the model that one process trains: losses, gradient norms, gathered parameters.
+"""Test that every parallel layout trains the same model as one process: losses, gradient norms, gathered parameters.
 
-The suite holds a pairwise cover of the options, of which `make test-slow` runs the layouts of eight ranks. With the
-variable EXHAUSTIVE set (`make test-exhaustive`) it holds all of them.
+The suite has a pairwise cover of the options. `make test-slow` runs its layouts of eight ranks. With the variable
+EXHAUSTIVE set (`make test-exhaustive`), the suite has all layouts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDED = [
     Layout("shared", ep=2, dp=2, dispatcher="allgather", distributed_optimizer=True),
     Layout("gpt_oss", pp=2, dp=2, uneven=True),
 ]
-"""Tried in float32 too."""
+"""Layouts that are tested in float32 too."""
 
 
 def layouts() -> Sequence[Layout]:
@@ -65,7 +65,7 @@ def test_trains_as_one_process_does(layout: Layout) -> None:
     ids=str,
 )
 def test_ways_to_run_a_step_and_the_largest_degrees(layout: Layout, training: dict[str, Any]) -> None:
-    """Beside the cover: what its options leave out. test_model.py compares Inductor's kernels."""
+    """These layouts have options that the cover omits. test_model.py compares Inductor's kernels."""
     expected = alone(layout.task)
     spec = replace(layout.spec, training=replace(layout.spec.training, **training))
     for found in workers(layout.world_size).run(train_rank_without_inductor, spec, torch.float64):
@@ -75,8 +75,8 @@ def test_ways_to_run_a_step_and_the_largest_degrees(layout: Layout, training: di
 
 @pytest.mark.parametrize("layout", ROUNDED, ids=str)
 def test_losses_and_gradients_in_float32(layout: Layout) -> None:
-    """Sums in another order round otherwise: to 1e-6 of a loss and 1e-5 of a parameter's largest gradient, beside what
-    is lost where a gradient is had as the difference of two parameters."""
+    """Sums in another order round differently: by 1e-6 of a loss and 1e-5 of a parameter's largest gradient. Computing
+    a gradient as the difference of two parameters loses more."""
     expected = train_rank(descending(spec_of(*layout.task)), torch.float32)
     for found in workers(layout.world_size).run(train_rank, descending(layout.spec), torch.float32):
         torch.testing.assert_close(found["loss"], expected["loss"], rtol=1e-6, atol=0)
@@ -88,7 +88,7 @@ def test_losses_and_gradients_in_float32(layout: Layout) -> None:
 
 
 def descending(spec: RunSpec) -> RunSpec:
-    """One step that subtracts the gradient g: the first of Adam is rate * g / (abs(g) + epsilon)."""
+    """Take one step that subtracts the gradient g. Adam's first step is rate * g / (abs(g) + epsilon)."""
     training = replace(
         spec.training,
         steps=1,

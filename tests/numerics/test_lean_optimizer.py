@@ -1,4 +1,5 @@
-"""The lean optimizer: exact masters from two halves, fp32 AdamW's update on them, and whole steps to the bit."""
+"""Test the lean optimizer: exact masters from two halves, fp32 AdamW's update on them, and whole steps, exact to the
+bit."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def bits_of(values: torch.Tensor) -> torch.Tensor:
 
 
 def test_two_halves_of_any_master_are_the_master() -> None:
-    """All signs, exponents and borders of rounding, and a million random bit patterns."""
+    """The masters have all signs, exponents and borders of rounding, and a million random bit patterns."""
     generator = torch.Generator().manual_seed(0)
     edges = torch.tensor(
         [0, 1, 0x7FFF, 0x8000, 0x8001, TIE, NEXT_TO_INFINITY, INFINITY, 0x7F7F8000, 0x807FFFFF - 2**32]
@@ -48,13 +49,13 @@ def test_two_halves_of_any_master_are_the_master() -> None:
 
 
 def test_the_nan_of_cuda_stays_one() -> None:
-    """0x7fffffff, which rounds up to minus zero: the loss of such a model would look finite."""
+    """The value is 0x7fffffff, which rounds up to minus zero. The loss of such a model would look finite."""
     weights, low = split(torch.tensor([0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32))
     assert weights.isnan().all() and join(weights, low).isnan().all()
 
 
 def optimizers(**training: Any) -> dict[str, tuple[FlatParameters, Optimizer]]:
-    """A lean optimizer and that of fp32, over equal bf16 weights."""
+    """Return a lean optimizer and an fp32 one, over equal bf16 weights."""
     made = {}
     for precision in ("fp32", "lean"):
         torch.manual_seed(3)
@@ -69,7 +70,8 @@ def masters(main: FlatParameters) -> torch.Tensor:
 
 
 def test_moments_that_bfloat16_represents_give_the_update_of_fp32() -> None:
-    """Gradients of one size and betas of a half keep four bits of the moments, so only masters must not be rounded."""
+    """With gradients of one size and betas of a half, four bits represent the moments exactly. So only rounded masters
+    would show."""
     made = optimizers(
         learning_rate=1e-3, weight_decay=0.1, adam_beta1=0.5, adam_beta2=0.5, clip_grad=0.0, learning_rate_schedule="constant"
     )  # fmt: skip
@@ -86,7 +88,7 @@ def test_moments_that_bfloat16_represents_give_the_update_of_fp32() -> None:
 
 
 def test_rounded_moments_stay_within_their_rounding() -> None:
-    """Each of 50 updates differs from that of fp32 by what three roundings of 2**-9 explain, and not by a drift."""
+    """Three roundings of 2**-9 explain the difference of each of 50 updates from that of fp32. There is no drift."""
     made = optimizers(learning_rate=1e-3, weight_decay=0.0, clip_grad=0.5, learning_rate_schedule="constant")
     norms = []
     for main, optimizer in made.values():
@@ -116,7 +118,7 @@ def lean_spec(graph: CudaGraph | None = None, **training: Any) -> RunSpec:
 
 
 def trained(spec: RunSpec) -> tuple[list[tuple[float, float]], torch.Tensor]:
-    """Return losses and norms, and all that the optimizer keeps, as integers. One rank of a data-parallel layout."""
+    """Train one rank of a data-parallel layout. Return losses and norms, and all state of the optimizer as integers."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     with full_iteration_on_cpu():
         engine = TorchNativeEngine(spec, RankPlace(rank, spec.parallelism.world_size, CPU))
@@ -154,7 +156,7 @@ def test_it_is_another_task_but_learns_the_same() -> None:
 
 
 def test_ranks_that_share_it_train_what_whole_ones_do() -> None:
-    """Without clipping, because the norm of shares is summed in another order."""
+    """The test does not clip, because ranks sum the norm of their shares in another order."""
     whole = replace(lean_spec(clip_grad=0.0), parallelism=Parallelism(dp=2))
     shared = replace(whole, parallelism=Parallelism(dp=2, distributed_optimizer=True))
     first, second = workers(2).run(trained, whole)

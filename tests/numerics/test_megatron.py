@@ -1,4 +1,5 @@
-"""One model, two engines: Megatron-Core trains what torch_native trains, from the same first weights, in float32.
+"""Test one model in two engines: Megatron-Core trains the same as torch_native, from the same initial weights, in
+float32.
 
 Every case is three optimizer steps of Megatron-Core's own layers, schedule, gradient buffers and optimizer.
 """
@@ -45,7 +46,8 @@ from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, logits, make_spec, tra
 from tests.presets import PRESETS, preset
 
 LOSS, NORM, WEIGHT = 5e-6, 2e-5, 1e-5
-"""Relative, relative, and absolute: a thousandth of what an optimizer step changes at this learning rate."""
+"""Two relative tolerances, and an absolute one of a thousandth of what an optimizer step changes at this learning rate.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Case:
 
 
 CALM_GPT_OSS = replace(GPT_OSS, init_std=0.4)
-"""Steps of the wild one blow rounding up."""
+"""Steps of the other GPT-OSS model amplify rounding errors."""
 SIGMOID = replace(MOE, moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True)
 LLAMA_3 = replace(
     DENSE,
@@ -151,7 +153,7 @@ TOGETHER = {
 
 
 def train_native(spec: RunSpec) -> dict[str, Any]:
-    """On one rank, what :func:`train_megatron` gives."""
+    """Return the results of :func:`train_megatron`, but of torch_native on one rank."""
     alone = replace(spec, parallelism=Parallelism())
     engine = TorchNativeEngine(alone, RankPlace(0, 1, CPU))
 
@@ -179,7 +181,7 @@ def test_megatron_trains_what_torch_native_trains(name: str) -> None:
 
 
 def slow_on_many_ranks(cases: Mapping[str, Case]) -> list[Any]:
-    """Two ranks show each kind of parallelism by itself; more show what they do together."""
+    """Two ranks show each kind of parallelism by itself. More ranks show combinations."""
     many = [name for name, case in cases.items() if case.spec.parallelism.world_size > 2]
     return [pytest.param(name, marks=pytest.mark.slow) if name in many else name for name in cases]
 
@@ -214,7 +216,7 @@ def with_and_without(case: Case) -> tuple[list[dict[str, Any]], list[dict[str, A
 
 
 def test_megatron_core_leaves_the_last_norm_out_behind_a_dense_layer() -> None:
-    """Why launch.support refuses it."""
+    """launch.support rejects it for this reason."""
     found, expected = with_and_without(Case(replace(EVEN, moe_layer_freq=2), {"steps": 1}, {"dp": 2, "ep": 2}))
     assert (found[0]["loss"] - expected[0]["loss"]).abs() > 1e-1
 
@@ -224,7 +226,7 @@ def is_refused(spec: RunSpec) -> bool:
 
 
 def test_megatron_core_freed_the_tokens_of_a_rank_with_one_expert() -> None:
-    """Why launch.support refuses it for 0.16."""
+    """launch.support rejects it for 0.16 for this reason."""
     case = Case(replace(EVEN, num_moe_experts=2), {"steps": 1, "precision": "bf16"}, {"dp": 2, "ep": 2})
     freed = pytest.raises(RankError, match="data is not allocated") if RELEASE == "0.16" else nullcontext()
     with freed:
@@ -235,7 +237,7 @@ def test_megatron_core_freed_the_tokens_of_a_rank_with_one_expert() -> None:
 
 
 def test_experts_drifted_apart_without_ep_where_etp_is_not_tp() -> None:
-    """Why launch.support refuses it for 0.16."""
+    """launch.support rejects it for 0.16 for this reason."""
     spec = Case(EVEN, {}, {"tp": 2, "sequence_parallel": True}).spec
     norm = workers(2).run(train_megatron, spec)[0]["grad_norm"]
     drifted = not torch.allclose(norm, train_native(spec)["grad_norm"], rtol=NORM, atol=0)
@@ -244,7 +246,7 @@ def test_experts_drifted_apart_without_ep_where_etp_is_not_tp() -> None:
 
 @pytest.mark.parametrize("name", slow_on_many_ranks(BESIDE))
 def test_tokens_that_are_exchanged_beside_computations_give_the_same(name: str) -> None:
-    """The schedule is another one, and takes 16 bits."""
+    """The overlap uses a different schedule, and needs 16 bits."""
     for found, expected in zip(*with_and_without(BESIDE[name]), strict=True):
         torch.testing.assert_close(found["loss"], expected["loss"], rtol=LOSS, atol=0)
         torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=NORM, atol=0)
@@ -320,7 +322,7 @@ def test_megatron_core_accepts_every_preset(name: str) -> None:
 
 
 def test_divided_groups_of_parameters_train_the_same() -> None:
-    """To the bit, with the rate and decay of each group. PyTorch's AdamW stands in for FusedAdam."""
+    """Results are equal bit for bit, with the rate and decay of each group. PyTorch's AdamW replaces FusedAdam."""
     spec = Case(MOE, {"weight_decay": 0.1, "clip_grad": 0.1}, {"distributed_optimizer": True}).spec
     expected = train_megatron(spec)
     with cpu_as_cuda() as engine:
@@ -345,7 +347,7 @@ def test_divided_groups_of_parameters_train_the_same() -> None:
 
 
 def test_megatron_core_takes_a_lean_optimizer_as_it_is_meant() -> None:
-    """Its update takes Transformer Engine and a GPU, so a class of the same arguments stands in."""
+    """Its update needs Transformer Engine and a GPU, so a class with the same arguments replaces it."""
 
     class FusedAdam:
         def __init__(
@@ -377,7 +379,7 @@ def test_megatron_core_takes_a_lean_optimizer_as_it_is_meant() -> None:
 
 @pytest.mark.parametrize(("fp8", "recipe"), [("delayed", "delayed"), ("current", "tensorwise")])
 def test_megatron_core_takes_fp8_as_it_is_meant(fp8: Any, recipe: str) -> None:
-    """Multiplying in 8 bits takes Transformer Engine and a GPU."""
+    """Multiplying in 8 bits needs Transformer Engine and a GPU."""
     spec = Case(DENSE, {"precision": "bf16", "fp8": fp8}).spec
     with cpu_as_cuda():
         from megatron.core.enums import Fp8Recipe
@@ -391,7 +393,7 @@ def test_megatron_core_takes_fp8_as_it_is_meant(fp8: Any, recipe: str) -> None:
 
 @st.composite
 def attentions(draw: st.DrawFn) -> tuple[Model, int]:
-    """A model, and a number of tensor-parallel ranks that divides its query groups."""
+    """Draw a model, and a number of tensor-parallel ranks that divides its query groups."""
     ranks, groups, queries = (draw(st.sampled_from([1, 2, 4])) for _ in range(3))
     groups *= ranks
     channels = draw(st.sampled_from([2, 6]))

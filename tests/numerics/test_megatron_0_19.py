@@ -1,4 +1,4 @@
-"""Engine megatron on Megatron-Core 0.19.2: some of its tests, in a process that imports that release.
+"""Test engine megatron on Megatron-Core 0.19.2: run some of its tests in a process that imports that release.
 
 ``make test-megatron-0-19`` runs all of them.
 """

@@ -1,5 +1,5 @@
-"""Which steps Megatron-Core's graphs take over, what is counted of them, and what is left when all is closed. That graphs
-compute what eager code computes is for tests/gpu/test_gpu_megatron.py to show; here they are none."""
+"""Test which steps Megatron-Core's graphs take over, how they are counted, and what remains after closing.
+tests/gpu/test_gpu_megatron.py tests that graphs compute the same as eager code. Here graphs are imitated."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ TENSORS = Parallelism(tp=2, etp=2, sequence_parallel=True)
     ids=str,
 )
 def test_graphs_on_ranks_that_exchange_more_than_gradients(settings: CudaGraph, parallelism: Parallelism) -> None:
-    """Overlapped: a graph has no hooks, so that who puts it in a layer's place calls them, or each rank goes on with its own
-    part of weights alone made new."""
+    """Exchanges overlap here. A graph has no hooks, so its replacement for a layer must call them. Otherwise each rank
+    would continue with only its own part of the weights updated."""
     spec = spec_of(EVEN if settings.scope else replace(DENSE, vocab_size=32), settings, parallelism)
     spec = replace(spec, training=replace(spec.training, global_batch_size=2 * MICRO_BATCHES * parallelism.dp))
     expected = train_megatron(eager(replace(spec, parallelism=Parallelism())))
@@ -154,7 +154,7 @@ def test_a_whole_step_over_stages_is_captured_where_no_transfer_waits_for_the_de
     "scope", [pytest.param(("attn",), marks=SLOW), pytest.param(ROUTED[1:], marks=SLOW), ROUTED], ids=str
 )
 def test_graphs_beside_the_exchange_of_tokens(scope: tuple[str, ...]) -> None:
-    """Micro-batches overlap, and each has graphs of its own though there is no pipeline."""
+    """Micro-batches overlap, and each has its own graphs although there is no pipeline."""
     layout = Parallelism(dp=2, ep=2, overlap_moe_expert_parallel_comm=True)
     spec = spec_of(EVEN, graph("transformer_engine", *scope), layout)
     spec = replace(spec, training=replace(spec.training, precision="bf16", global_batch_size=4 * MICRO_BATCHES))
@@ -169,7 +169,7 @@ def test_graphs_beside_the_exchange_of_tokens(scope: tuple[str, ...]) -> None:
 
 
 def test_a_whole_step_is_captured_behind_the_warm_up() -> None:
-    """Twice, since Megatron-Core keeps the graph in a class."""
+    """Capture it twice, since Megatron-Core keeps the graph in a class."""
     spec = spec_of(PADDED, graph("full_iteration"))
     expected = train_megatron(eager(spec))
     for _ in range(2):
@@ -185,7 +185,7 @@ def test_a_whole_step_is_captured_behind_the_warm_up() -> None:
 
 
 def test_megatron_core_captures_a_yarn_models_attention_without_positions() -> None:
-    """Why launch.support refuses it."""
+    """launch.support rejects it for this reason."""
     calm = replace(GPT_OSS, init_std=0.4)
     spec = spec_of(calm, graph("transformer_engine", "attn"))
     found, expected = train_graphed(spec)["loss"], train_megatron(eager(spec))["loss"]
@@ -219,7 +219,7 @@ def test_every_mend_has_its_fault() -> None:
 
 
 def test_megatron_core_recomputes_attention_by_a_function_that_layers_are_not_captured_with() -> None:
-    """The same; both ways to capture a layer call torch.autograd.grad."""
+    """launch.support rejects this combination, because both ways to capture a layer call torch.autograd.grad."""
     with cpu_as_cuda():
         from megatron.core.tensor_parallel.random import checkpoint
 
@@ -242,7 +242,7 @@ SETTINGS = {
 
 
 def test_megatron_core_gives_a_norm_that_a_graph_recomputes_no_gradient() -> None:
-    """Why launch.support refuses it: the gradient goes to the parameter, and not to who captures."""
+    """launch.support rejects it for this reason: the gradient goes to the parameter, and not to the capture."""
     with cpu_as_cuda():
         from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
         from megatron.core.transformer import cuda_graphs
@@ -259,7 +259,7 @@ def test_megatron_core_gives_a_norm_that_a_graph_recomputes_no_gradient() -> Non
 
 
 def test_local_builds_no_layer_for_mlp_alone() -> None:
-    """Why the rules refuse it."""
+    """The rules reject it for this reason."""
     with pytest.raises(AttributeError, match="is_moe_layer"):
         train_graphed(spec_of(DENSE, graph("local", "mlp")))
 
@@ -286,7 +286,7 @@ def imported() -> None:
 
 
 def graphed(spec: RunSpec, replayed: int = 3, works: bool = True, refusal: str = "") -> Any:
-    """A runner whose graphs replay as often a step as it is told."""
+    """Return a runner whose graphs replay a given number of times per step."""
     from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
 
     class Passes(MegatronCapture):

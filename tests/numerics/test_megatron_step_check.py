@@ -1,4 +1,5 @@
-"""The step check in engine megatron: replay and uncaptured code agree, a check changes nothing, and planted faults are found."""
+"""Test the step check in engine megatron: replay and uncaptured code agree, a check changes nothing, and planted faults
+are found."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ WHOLE, LAYERS, LOCAL = graph("full_iteration"), graph("transformer_engine"), gra
 
 
 def run_with_checks(spec: RunSpec, lacking: str = "") -> dict[str, Any]:
-    """Return what a rank's run computes, with or without checks, and what these found. The first is ``lacking`` memory there."""
+    """Return the results of a rank's run, with or without checks, and the findings of the checks. In the first check,
+    memory is missing at the place ``lacking``."""
     if lacking:
         with graphs_on_cpu(spec.cuda_graph.impl):  # This imports Megatron-Core without its warnings.
             from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
@@ -149,7 +151,7 @@ def at_first_check(spec: RunSpec) -> Iterator[tuple[Any, torch.Tensor]]:
 
 
 def check(engine: Any, batch: torch.Tensor, fault: AbstractContextManager[Any]) -> StepCheck:
-    """Check a step of which the replay alone has ``fault``."""
+    """Check a step in which only the replay has ``fault``."""
     replay = engine._runner.replay
 
     def faulty(batch: torch.Tensor) -> Any:
@@ -170,7 +172,7 @@ def first_of(found: StepCheck) -> str:
 
 @contextmanager
 def other_weight(engine: Any, name: str, change: Callable[[torch.Tensor], object]) -> Iterator[None]:
-    """The graph reads another copy of a weight."""
+    """Let the graph read another copy of a weight."""
     weight = dict(engine.chunks[0].module.named_parameters())[name].data
     kept = weight.clone()
     change(weight)
@@ -179,7 +181,7 @@ def other_weight(engine: Any, name: str, change: Callable[[torch.Tensor], object
 
 
 def lost_microbatch(engine: Any) -> AbstractContextManager[Any]:
-    """The second micro-batch adds nothing to gradients."""
+    """Let the second micro-batch add nothing to gradients."""
     objective, calls = engine._schedule._objective, iter((1.0, 0.0))
 
     def weighted(losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -210,7 +212,8 @@ def test_planted_faults_are_found_and_named(model: Model, settings: CudaGraph) -
 
 
 def test_tokens_between_two_experts_are_repeated() -> None:
-    """Two experts score alike, and the graph rounds one of them up. Far from that, the router is at fault."""
+    """Two experts have nearly equal scores, and the graph rounds one of them up. If scores are far apart, the router is
+    at fault."""
     router = "decoder.layers.1.mlp.router.weight"
     with at_first_check(spec_of(BALANCED, graph("transformer_engine", *ROUTED))) as (engine, batch):
         weight = dict(engine.chunks[0].module.named_parameters())[router].data
@@ -223,7 +226,7 @@ def test_tokens_between_two_experts_are_repeated() -> None:
 
 
 def test_hidden_choices_are_not_judged() -> None:
-    """Which tokens exceed the capacity may turn on rounding, and nobody sees it."""
+    """Rounding may decide which tokens exceed the capacity, and the check cannot see this."""
     with at_first_check(spec_of(PADDED, WHOLE)) as (engine, batch):
         found = check(engine, batch, other_weight(engine, NORM, lambda weight: weight.mul_(1 + 2**-18)))
         assert found.unequal > 0 and not found.calibrated

@@ -1,4 +1,4 @@
-"""Micro-batches through a stage that runs from graphs: what leaves it is its own, whatever runs next."""
+"""Test micro-batches through a stage that runs from graphs: its outputs stay valid, whatever runs next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MICRO_BATCHES, SHAPE = 2, (1, 8, DENSE.hidden_size)
 
 
 class OfStaticMemory(torch.autograd.Function):
-    """What a graphed callable does with the gradient of its input: each backward pass writes it to the same place
+    """Treat the gradient of the input as a graphed callable does: each backward pass writes it to the same place
     (torch.cuda.make_graphed_callables)."""
 
     @staticmethod
@@ -41,7 +41,7 @@ def graphed(layer: Layer, place: torch.Tensor) -> RunLayer:
 
 
 def test_a_gradient_that_is_being_sent_is_not_overwritten_by_the_next_micro_batch() -> None:
-    """A send on a GPU reads it in its own time, and the next replay does not wait for it."""
+    """On a GPU, a send reads it at any later time, and the next replay does not wait for that."""
     stage = build_decoder(BuildContext(DENSE), 1, torch.float32, CPU, range(1, DENSE.num_layers))
     layers, place = stage.named_layers(), torch.empty(SHAPE)
     run = {"1": graphed(layers["1"], place)}

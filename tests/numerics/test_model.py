@@ -1,4 +1,4 @@
-"""The decoder against the same mathematics written plainly, in float64, gradients included."""
+"""Compare the decoder with the same mathematics in plain formulas, in float64, including gradients."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_losses_and_gradients_equal_the_plain_formula(model: Model) -> None:
 
 
 def disturb(decoder: Decoder) -> None:
-    """Norms of one, and biases and sinks of zero, would hide that they are not applied."""
+    """Change all norms, biases and sinks. With ones and zeros, a test would not notice that they are not applied."""
     with torch.no_grad():
         for name, tensor in [*decoder.named_parameters(), *decoder.named_buffers()]:
             if tensor.dim() == 1 or name.endswith("bias"):
@@ -97,7 +97,7 @@ def compare(decoder: Decoder, tokens: torch.Tensor, model: Model, eod_token: int
 
 
 def test_packed_documents_are_as_if_alone() -> None:
-    """Position and mask begin anew behind each end of a document, wherever it lies."""
+    """Position and mask start again after each end of a document, wherever it is."""
     model = replace(DENSE, window_size=4, window_attn_skip_freq=2)
     end = 3
     decoder = make_decoder(model, 1, torch.float64, CPU, Training(), end)

@@ -1,4 +1,4 @@
-"""Clipping, AdamW, the schedule and the master weights against plain formulas."""
+"""Compare clipping, AdamW, the schedule and the master weights with plain formulas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.numerics.optimizer_steps import accumulate, take_step
 
 
 class Pair(nn.Module):
-    """A matrix, which decays, and a vector, which does not; the vector comes first to try the order."""
+    """A matrix, which decays, and a vector, which does not. The vector comes first, to test the order."""
 
     def __init__(self, dtype: torch.dtype, value: float = 1.0) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def test_gradients_of_micro_batches_add_up_in_float32() -> None:
 
 
 def test_bfloat16_gradients_update_as_their_float32_values_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces smaller than a parameter, across the border of what decays."""
+    """The update runs in pieces smaller than a parameter, across the border between decaying and other parameters."""
     monkeypatch.setattr("launch.engines.torch_native.optim.adamw.CONVERTED_ELEMENTS", 100)
     training = Training(learning_rate=0.01, clip_grad=0.5, weight_decay=0.1)
     results = []
@@ -145,7 +145,7 @@ def test_a_try_on_the_beginnings_leaves_no_trace_and_compiles_for_all_lengths(mo
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_one_pass_updates_as_separate_operators_do(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients that a step's first micro-batch overwrites, and AdamW with clipping and rounding in it, in pieces."""
+    """The first micro-batch of a step overwrites gradients. AdamW includes clipping and rounding, and runs in pieces."""
     monkeypatch.setattr(fused_kernels, "LEAST_COMPILED_ELEMENTS", 100)
     monkeypatch.setattr(fused_kernels, "CHUNK_ELEMENTS", 300)
     monkeypatch.setattr(fused_kernels, "AUTOTUNE_ELEMENTS", 200)

@@ -1,7 +1,7 @@
-"""The decoder against transformers' own Llama 3, Qwen3-MoE and GPT-OSS, from the same checkpoint.
+"""Compare the decoder with transformers' own Llama 3, Qwen3-MoE and GPT-OSS, from the same checkpoint.
 
-What is compared: logits, loss, and every gradient. transformers is asked to save its gradients as it saves weights, and
-they are read as weights are, so that the comparison needs no second table of names.
+The tests compare logits, loss and every gradient. transformers saves its gradients as if they were weights, and the
+decoder reads them as weights. So the comparison needs no second table of names.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def gpt_oss(dtype: torch.dtype = torch.float32) -> GptOssForCausalLM:
 
 
 def _from_config(kind: Any, config: Any, dtype: torch.dtype) -> Any:
-    """By the plain formulas, not by kernels. Every weight is drawn, those that begin as zeros or ones too."""
+    """Build a model that uses plain formulas instead of kernels. Draw all its weights, including those that begin as
+    zeros or ones."""
     theirs = kind._from_config(config, dtype=dtype, attn_implementation="eager", experts_implementation="eager")
     generator = torch.Generator().manual_seed(11)
     for name, parameter in theirs.named_parameters():
@@ -131,7 +132,7 @@ def _from_config(kind: Any, config: Any, dtype: torch.dtype) -> Any:
 
 
 class Doubled(TorchFunctionMode):
-    """float64 wherever float32 is asked for: transformers computes norms, rotations and softmax in float32."""
+    """Use float64 wherever transformers requests float32: it computes norms, rotations and softmax in float32."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         function = torch.Tensor.double if function is torch.Tensor.float else function
@@ -142,7 +143,7 @@ class Doubled(TorchFunctionMode):
 
 
 def computing_in(dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Models of transformers that are built and run inside compute in ``dtype`` throughout."""
+    """Let models of transformers that are built and run inside the block compute only in ``dtype``."""
     return Doubled() if dtype == torch.float64 else nullcontext()
 
 
@@ -158,7 +159,7 @@ PAIRS: dict[str, tuple[Model, Make]] = {
     "gpt_oss": (GPT_OSS, gpt_oss),
 }
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-4}
-"""Of a tensor's largest number. Seen, at most: 2e-14 and 2e-5."""
+"""Shares of a tensor's largest number. The largest observed differences are 2e-14 and 2e-5."""
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
@@ -189,7 +190,7 @@ def test_logits_loss_and_every_gradient_are_those_of_transformers(
 
 
 def gradients_of(theirs: PreTrainedModel, model: Model, dtype: torch.dtype, folder: Path) -> Decoder:
-    """A decoder whose parameters are the gradients of ``theirs``."""
+    """Return a decoder whose parameters are the gradients of ``theirs``."""
     for parameter in theirs.parameters():
         assert parameter.grad is not None
         parameter.data = parameter.grad
@@ -234,7 +235,7 @@ def test_a_model_with_another_rotary_base_is_refused(tmp_path: Path) -> None:
     "name", ["model.layers.2.mlp.experts.4.up_proj.weight", "model.layers.1.self_attn.k_proj.weight"]
 )
 def test_weights_that_are_not_finite_are_refused_by_name(name: str, value: float, tmp_path: Path) -> None:
-    """1e39 is finite in the float64 that the file holds, and not in the float32 of the decoder."""
+    """1e39 is finite in the float64 of the file, but not in the float32 of the decoder."""
     theirs = qwen3_moe(torch.float32)
     theirs.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -276,7 +277,7 @@ def test_gpt_oss_has_the_rotary_positions_of_transformers_where_its_configuratio
 
 
 def test_mxfp4_is_unpacked_as_transformers_does() -> None:
-    """Every byte, at every scale that is a number (255 is none); float32 holds each of them exactly."""
+    """The test covers every byte at every scale that is a number (255 is none). float32 represents each result exactly."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     blocks = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 255, 16, 16)

@@ -1,4 +1,4 @@
-"""The perturbed eager run: equal to the eager baseline until one step, and then different by rounding errors alone."""
+"""Test the perturbed eager run: it equals the eager baseline until one step, and then differs only by rounding errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def torch_native(spec: RunSpec) -> AbstractContextManager[Engine]:
 
 
 def check(spec: RunSpec, engine_of: Build, inject: Callable[[FaultyStep], None] = perturb) -> None:
-    """Train with and without the perturbation: it shows from its step on, and its gradients are sound."""
+    """Train with and without the perturbation. It must show from its step on, and its gradients must be right."""
 
     def train(engine: Engine) -> list[tuple[float, float]]:
         results = (engine.step(batch) for batch in itertools.islice(batches(spec), STEPS))
@@ -55,7 +55,7 @@ def test_one_step_is_off_by_rounding_and_its_gradients_are_sound(precision: str,
 
 
 def test_a_model_without_a_first_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unnoticed, the run would equal the eager baseline, and every rounding look like a fault."""
+    """Otherwise the run would equal the eager baseline, and every rounding error would look like a fault."""
     model = torch.nn.Linear(2, 2)
 
     class Other:
@@ -82,7 +82,7 @@ def test_a_model_that_is_compiled_whole_is_perturbed_in_a_weight(precision: str)
 
 
 def test_the_weight_of_a_lean_optimizer_is_moved_for_one_step() -> None:
-    """Its weights are part of its masters, so a weight that stayed would be noise of a whole bfloat16 unit."""
+    """The weights are part of the masters. A weight that stayed moved would add the noise of a whole bfloat16 unit."""
     spec = make_spec(DENSE, precision="bf16", optimizer_precision="lean", learning_rate=1e-5, steps=STEPS)
     masters = []
     for inject in (lambda run: None, partial(perturb_weight, lean=True)):

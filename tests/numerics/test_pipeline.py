@@ -1,4 +1,4 @@
-"""The executor of pipelines, on a toy model: every schedule gives the losses and gradients of one process."""
+"""Test the executor of pipelines on a toy model: every schedule gives the losses and gradients of one process."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def tokens_of(replica: int, step: int, micro_batch: int) -> torch.Tensor:
 
 
 def layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(ROWS, WIDTH) -> (ROWS, WIDTH); what it gives is not contiguous, nor is the gradient of what it takes."""
+    """Compute (ROWS, WIDTH) -> (ROWS, WIDTH). Neither the output nor the gradient of the input is contiguous."""
     return (weight @ x.mT).tanh().mT
 
 
 def one_process(parts: int, micro_batches: int, replica: int) -> tuple[list[float], list[Gradients]]:
-    """Losses in order, and each step's gradients summed over micro-batches; weights are stepped in between."""
+    """Return the losses in order, and each step's gradients summed over micro-batches. Weights are updated between
+    steps."""
     weights = [weight_of(virtual) for virtual in range(parts)]
     losses, steps = [], []
     for step in range(STEPS):
@@ -64,7 +65,7 @@ def descend(weights: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor]) 
 
 @dataclass
 class Stages:
-    """A rank's virtual stages: what an engine is to the executor."""
+    """A rank's virtual stages. They take the place of an engine for the executor."""
 
     stage: int
     stages: int
@@ -105,7 +106,7 @@ Trained = tuple[int, list[tuple[int, float]], list[Gradients]]
 
 
 def train(dims: Parallelism, schedule: Schedule, chunks: int, micro_batches: int) -> Trained:
-    """What a rank trains, and the replica that it is of."""
+    """Return the results of a rank, and the number of its replica."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mesh = make_mesh(RankPlace(rank, world_size, torch.device("cpu")), dims)
     pipeline = Pipeline(mesh, schedule, chunks, micro_batches, (ROWS, WIDTH), torch.float64)
@@ -140,7 +141,7 @@ def train(dims: Parallelism, schedule: Schedule, chunks: int, micro_batches: int
     ],
 )
 def test_a_pipeline_is_one_process(dims: Parallelism, schedule: Schedule, chunks: int, micro_batches: int) -> None:
-    """Ranks of a stage are given micro-batches of their own, so that pipelines which mixed would show."""
+    """Each rank of a stage gets its own micro-batches, so that mixed-up pipelines would show."""
     ranks: list[Trained] = workers(dims.world_size).run(train, dims, schedule, chunks, micro_batches)
     for replica in range(dims.world_size // dims.pp):
         expected_losses, expected_steps = one_process(dims.pp * chunks, micro_batches, replica)

@@ -1,4 +1,4 @@
-"""The decoder that a preset builds has the parameters that its sizes say, biases, norms and sinks included."""
+"""Test that the decoder of a preset has as many parameters as its sizes give, including biases, norms and sinks."""
 
 from __future__ import annotations
 

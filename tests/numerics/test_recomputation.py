@@ -1,4 +1,4 @@
-"""Modules that are recomputed by name: the same numbers to the bit, and less that a backward pass keeps."""
+"""Test recomputation of named modules: results are equal bit for bit, and the backward pass needs less memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOGETHER = ("core_attn", "layernorm", "mlp", "moe_act", "shared_experts")
 
 
 class Allocations(TorchDispatchMode):
-    """Knows the memory of every tensor that is computed within."""
+    """Record the memory of every tensor that is computed within the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Allocations(TorchDispatchMode):
 
 
 def kept_bytes(model: Model, training: Training) -> int:
-    """Return what a forward pass keeps for its backward pass."""
+    """Return the bytes that a forward pass keeps for its backward pass."""
     decoder = make_decoder(model, 1, torch.float32, CPU, training)
     tokens = torch.randint(model.vocab_size, (2, 33), generator=torch.Generator().manual_seed(1))
     with Allocations() as allocations:
@@ -68,7 +68,7 @@ def test_recomputed_modules_with_biases_and_dropped_tokens() -> None:
 
 
 def test_each_recomputed_module_is_not_kept() -> None:
-    """Attention has windows: fused kernels keep no more than what they return."""
+    """Attention has windows. Fused kernels keep no more than their results."""
     windowed = replace(MIXED, window_size=4)
 
     def kept(*modules: str) -> int:

@@ -1,4 +1,4 @@
-"""The step check: planted faults are found in the first check, and the right tensor is named; rounding is none."""
+"""Test the step check: the first check finds a planted fault and names the right tensor, but rounding is no fault."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def train_to_first_check(spec: RunSpec, rank: int = 0) -> tuple[TorchNativeEngin
 
 @pytest.fixture(scope="module", params=["fp32", "bf16", "lean"])
 def captured(request: pytest.FixtureRequest) -> tuple[TorchNativeEngine, torch.Tensor]:
-    """An engine that has captured, and the batch of its first check. Checks leave it as it is."""
+    """Return an engine that has captured, and the batch of its first check. Checks do not change the engine."""
     return train_to_first_check(spec_of(replace(FULL, optimizer=True), request.param))
 
 
 def check(captured: tuple[TorchNativeEngine, torch.Tensor], fault: Fault) -> StepCheck:
-    """Check a step of which the replay alone has ``fault``."""
+    """Check a step in which only the replay has ``fault``."""
     engine, batch = captured
     runner: Any = engine._runner
     replay = runner.replay
@@ -78,7 +78,7 @@ def faults_of(found: StepCheck) -> list[str]:
 
 
 def sum_in_halves(engine: TorchNativeEngine) -> AbstractContextManager[Any]:
-    """Another order of summation, as another kernel may have."""
+    """Sum in another order, as another kernel may."""
     linear = torch.nn.functional.linear
 
     def in_halves(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -90,7 +90,7 @@ def sum_in_halves(engine: TorchNativeEngine) -> AbstractContextManager[Any]:
 
 
 def weigh_sample(share: float) -> Fault:
-    """One of eight samples counts ``share``."""
+    """Let one of eight samples count ``share``."""
 
     def fault(engine: TorchNativeEngine) -> AbstractContextManager[Any]:
         accumulate, calls = engine.flat_parameters.accumulate_gradients, iter(range(8))
@@ -104,7 +104,7 @@ def weigh_sample(share: float) -> Fault:
 
 @contextmanager
 def previous_batch(engine: TorchNativeEngine) -> Iterator[None]:
-    """The static batch is not copied."""
+    """Do not copy the static batch."""
     batch = (engine._runner.batch + 1) % MODEL.vocab_size  # type: ignore[union-attr]
     static = mock.Mock(wraps=batch, copy_=lambda _: batch)
     with (
@@ -118,7 +118,7 @@ def previous_batch(engine: TorchNativeEngine) -> Iterator[None]:
 
 @contextmanager
 def overwritten_microbatch(engine: TorchNativeEngine) -> Iterator[None]:
-    """A micro-batch's gradient is that of the one before it (pytorch/pytorch#181723)."""
+    """Use the gradient of the previous micro-batch (pytorch/pytorch#181723)."""
     run = engine._train_step.forward_backward
 
     def overwrite(batch: torch.Tensor) -> torch.Tensor:
@@ -131,7 +131,7 @@ def overwritten_microbatch(engine: TorchNativeEngine) -> Iterator[None]:
 
 
 def other_weight(name: str, change: Callable[[torch.Tensor], object]) -> Fault:
-    """The graph reads another copy of a weight."""
+    """Let the graph read another copy of a weight."""
 
     @contextmanager
     def fault(engine: TorchNativeEngine) -> Iterator[None]:
@@ -153,7 +153,7 @@ def other_weight(name: str, change: Callable[[torch.Tensor], object]) -> Fault:
 
 @contextmanager
 def flipped_exponent_bit(engine: TorchNativeEngine) -> Iterator[None]:
-    """One number of the input of layer 1 is four times what it should be."""
+    """Make one number of the input of layer 1 four times as large."""
 
     def flip(layer: Any, inputs: Any) -> Any:
         x = inputs[0].clone()
@@ -167,7 +167,7 @@ def flipped_exponent_bit(engine: TorchNativeEngine) -> Iterator[None]:
 
 @contextmanager
 def frozen_rate(engine: TorchNativeEngine) -> Iterator[None]:
-    """The graph uses a learning rate of an earlier step."""
+    """Let the graph use the learning rate of an earlier step."""
     rate = engine._optimizer._rate
     kept = rate.clone()
     rate.mul_(1.02)
@@ -202,7 +202,7 @@ def test_a_planted_fault_is_found_and_named(captured: tuple[TorchNativeEngine, t
 
 
 def check_with_late_rank(spec: RunSpec) -> list[str]:
-    """The replay of rank 1 computes a different batch than that of rank 0."""
+    """Let the replay of rank 1 compute a different batch than that of rank 0."""
     late = dist.get_rank() == 1
     return faults_of(
         check(train_to_first_check(spec, dist.get_rank()), previous_batch if late else lambda _: nullcontext())
@@ -232,7 +232,8 @@ def test_a_result_that_is_not_finite_on_one_side_is_a_fault(captured: tuple[Torc
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_tokens_between_two_experts_are_counted_and_repeated(precision: str) -> None:
-    """A router that rounds otherwise sends tokens elsewhere, which is no fault. One that moves them far is."""
+    """A router that rounds differently sends tokens to other experts, which is no fault. A router that sends them to
+    experts with far different scores is one."""
     captured = train_to_first_check(spec_of(FULL, precision))
     routers = captured[0].chunks[0].routers()
 
@@ -276,7 +277,7 @@ FIRST = {
 
 @contextmanager
 def lost_gradient(engine: TorchNativeEngine) -> Iterator[None]:
-    """Layer 1 passes no gradient back, in one micro-batch."""
+    """Let layer 1 pass no gradient back in one micro-batch."""
     calls = iter(range(8))
 
     def lose(layer: Any, inputs: Any, outputs: Any) -> Any:
@@ -310,7 +311,7 @@ def test_rounding_is_in_no_layer_a_fault(observed: tuple[TorchNativeEngine, torc
 
 @contextmanager
 def out_of_memory(place: tuple[type, str], passes: int, step: type = TorchNativeStep) -> Iterator[None]:
-    """Memory runs out in one uncaptured pass, the one after ``passes``: in the fourth call of a method."""
+    """Let memory run out in one uncaptured pass, the one after ``passes``, in the fourth call of a method."""
     recompute, method = step.recompute, getattr(*place)  # type: ignore[attr-defined]
     left = iter(range(passes, -1, -1))
 
@@ -345,7 +346,7 @@ def test_memory_that_is_missing_is_measured() -> None:
 def test_host_memory_that_is_missing_is_measured(
     captured: tuple[TorchNativeEngine, torch.Tensor], tmp_path: Path
 ) -> None:
-    """Within the limits of control groups, and for all ranks of a host."""
+    """The measurement respects the limits of control groups, and counts all ranks of a host."""
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("700000\n")
     (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 100000\n")
@@ -389,7 +390,7 @@ PLACES = {"forward": (Layer, "forward_attention"), "backward": (GradientReductio
 def test_a_check_without_memory_leaves_nothing_behind(
     captured: tuple[TorchNativeEngine, torch.Tensor], passes: int, place: str
 ) -> None:
-    """In the first pass, in that with the replay's routing, and in those that measure the noise."""
+    """Memory runs out in the first pass, in the pass with the replay's routing, or in those that measure the noise."""
     engine, batch = captured
     moved = other_weight("layers.1.mlp.router.weight", lambda weight: weight[2].neg_())
 
@@ -409,7 +410,8 @@ def test_a_check_without_memory_leaves_nothing_behind(
 
 
 def run_with_checks(spec: RunSpec, lacking: str = "") -> dict[str, Any]:
-    """Return what a rank's run computes, with or without checks, and what these found. The first one is ``lacking`` memory."""
+    """Return the results of a rank's run, with or without checks, and the findings of the checks. The first check lacks
+    memory at ``lacking``."""
     if lacking == "rank 1":
         missing = [2**30] if dist.get_rank() == 1 else []
         with mock.patch.object(step_check, "missing_bytes", lambda *_: missing.pop() if missing else 0):
@@ -437,7 +439,7 @@ def run_with_checks(spec: RunSpec, lacking: str = "") -> dict[str, Any]:
 
 
 def layer_results(spec: RunSpec) -> set[str]:
-    """The names of what layers give in all micro-batches, and of the gradients."""
+    """Return the names of the outputs of layers in all micro-batches, and of their gradients."""
     numbers = range(spec.model.num_layers)
     layers = ["the embedding", *(f"decoder layer {number}" for number in numbers), "the final norm"]
     outputs = [f"output of {layer}, micro-batch {m}" for layer in layers for m in range(spec.num_microbatches)]
@@ -448,7 +450,7 @@ PIPELINE, ZERO = Parallelism(pp=2), Parallelism(dp=2, ep=2, distributed_optimize
 
 
 def first_on_rank(spec: RunSpec) -> str:
-    """Return what a check names first on this rank, of a graph that reads a stale weight on the second."""
+    """Return what a check names first on this rank. The graph reads a stale weight on the second rank."""
     rank = dist.get_rank()
     engine, given = engine_of(spec, rank), batches(spec)
     for _ in range(spec.first_compared):
@@ -507,7 +509,7 @@ def test_checks_find_nothing_and_change_nothing(
 def test_a_run_goes_on_without_a_check_that_lacks_memory(
     impl: GraphImpl, scope: tuple[str, ...], layout: Parallelism, lacking: str
 ) -> None:
-    """On all ranks where one lacks it; and with the numbers of a run without checks."""
+    """If one rank lacks memory, all ranks skip the check. The run's numbers are those of a run without checks."""
     spec = make_spec(replace(EXPERTS, num_layers=4), steps=4, global_batch_size=4)
     spec = replace(spec, parallelism=layout, cuda_graph=CudaGraph(impl, scope, 1))
     ranks = workers(layout.world_size)

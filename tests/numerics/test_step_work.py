@@ -1,4 +1,4 @@
-"""What is counted of a step's operations is what PyTorch counts of the engine's own step."""
+"""Test that the counted operations of a step are those that PyTorch counts in the engine's own step."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ GROUPED: Mapping[Any, Formula] = {
     torch.ops.launch.grouped_mm: lambda x, weight, *_, **__: 2 * x[0] * weight[1] * weight[2],
     torch.ops.launch.grouped_mm_weight_gradient: lambda x, gradient, *_, **__: 2 * x[0] * x[1] * gradient[1],
 }
-"""Operations by the shapes of the inputs. PyTorch does not look into custom operators."""
+"""Formulas for custom operators, whose operations PyTorch does not count. They take the shapes of the inputs."""
 SHARED = replace(MOE, moe_shared_expert_ffn_hidden_size=12)
 
 
 def counted(spec: RunSpec) -> tuple[int, int]:
-    """The operations of a step's matrix products, and of its attention, which has no mask that saves any."""
+    """Return the operations of a step's matrix products, and of its attention, in which no mask saves operations."""
     engine = TorchNativeEngine(spec, RankPlace(0, 1, CPU))
     tokens = torch.randint(spec.model.vocab_size, (spec.num_microbatches, 2, SEQUENCE + 1))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=dict(GROUPED)) as counter:

@@ -1,4 +1,4 @@
-"""training.compile=whole on a CPU: an eager run and torch_compile are the same compiled code, to the bit."""
+"""Test training.compile=whole on a CPU: an eager run and torch_compile are the same compiled code, equal bit for bit."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_another_shape_is_compiled_anew_and_counted() -> None:
 
 @PLAIN
 def test_what_else_compiles_in_the_capture_step_is_no_recompilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accumulation is compiled when a step first comes by it, without a warm-up in the capture's own."""
+    """Accumulation is compiled at its first use. Without a warm-up step, that is the capture step."""
     monkeypatch.setattr("launch.engines.torch_native.optim.fused_kernels.LEAST_COMPILED_ELEMENTS", 1)
     engine = build(whole(SMALL, CudaGraph("torch_compile", warmup_steps=0)), ALONE)
     before = counters["stats"]["unique_graphs"]
@@ -133,7 +133,7 @@ def test_failure_to_compile_names_the_setting(compile: str, graph: CudaGraph) ->
     ],
 )
 def test_what_a_compiler_says_is_told_on(raised: Exception, failure_class: str) -> None:
-    """Dynamo announces a backend's error in a line of its own, and a compiler's stands below the command."""
+    """Dynamo announces a backend's error in a separate line. The compiler's message follows below the command."""
     failure = torch._dynamo.exc.BackendCompilerFailed("inductor", raised, None)
     with pytest.raises(CaptureError) as told, compile_errors_as("cuda_graph.impl='torch_compile'", CaptureError):
         raise failure

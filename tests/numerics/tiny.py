@@ -72,7 +72,7 @@ def make_decoder(
 
 @contextmanager
 def no_inductor() -> Iterator[None]:
-    """Let Dynamo and AOTAutograd compile as ever, and PyTorch's own kernels run instead of Inductor's.
+    """Let Dynamo and AOTAutograd compile as usual, but run PyTorch's own kernels instead of Inductor's.
 
     The C++ compiler needs more than a CPU second for each kernel.
     """
@@ -120,7 +120,7 @@ def train_rank(spec: RunSpec) -> dict[str, Any]:
 
 
 def logits(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
-    """int64 of shape (batch, sequence) -> (batch, sequence, vocabulary)."""
+    """Return the logits: int64 of shape (batch, sequence) -> (batch, sequence, vocabulary)."""
     # ``decode`` omits the last token of its inputs, so append that token once more.
     logits: torch.Tensor = decoder.head(decoder.decode(torch.cat((tokens, tokens[:, -1:]), dim=1))[0])
     return logits

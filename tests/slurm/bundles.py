@@ -21,7 +21,7 @@ from tests.integration.host import MODEL, wait_until
 from tests.slurm.cluster import ROOT, Cluster
 
 ENDLESS = 10**6
-"""Steps that nobody waits for."""
+"""The steps of a run that a test ends early."""
 AMPLE = Limits(run_seconds=300, hang_seconds=120)
 
 
@@ -39,7 +39,7 @@ def run_spec(*, steps: int, nodes: int = 2, ranks: int = 2, repeat: int = 0) -> 
 
 
 class Bundle:
-    """Runs of the given numbers of steps, in a sweep of their own under ``folder``, and their job."""
+    """A sweep under ``folder`` whose runs have the given numbers of steps, and its job."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Bundle:
         return dict(line.split("=", 1) for line in content.split("\0") if "=" in line)
 
     def wait_until_over(self, seconds: float = 150) -> None:
-        """Wait until the job has ended. Then no process of the bundle may be left."""
+        """Wait until the job has ended. Check that no process of the bundle is left."""
         # Look twice, because squeue may briefly not list a requeued job while it changes its state.
         wait_until(lambda: not self.state() and not self._soon(), seconds, "the job to end", self.output)
         wait_until(lambda: not self.processes(), 60, "every process to end", self.processes)
@@ -165,7 +165,7 @@ class Bundle:
         return next((state for job, state in map(str.split, lines) if job == self.job), "")
 
     def processes(self) -> dict[int, str]:
-        """Return all processes of the bundle on any node: all nodes are this host."""
+        """Return all processes of the bundle on any node. All nodes are this host."""
         found = {}
         for process in Path("/proc").glob("[0-9]*"):
             try:

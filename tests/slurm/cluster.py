@@ -40,7 +40,7 @@ LOG_TAIL = 15  # Lines of each daemon's log in an error.
 
 
 class Cluster:
-    """The cluster whose files are under ``folder``. Two objects of one folder are the same cluster."""
+    """The cluster whose files are under ``folder``. Two objects with one folder are the same cluster."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
@@ -59,7 +59,8 @@ class Cluster:
             with_this_process: take the cluster down when this process ends, however it ends.
 
         Raises:
-            ClusterError: with the tails of all logs, after the cluster has been taken down.
+            ClusterError: the cluster did not start. The error has the ends of all logs. The cluster has been taken
+                down.
         """
         check_packages()
         if self.folder.exists() and any(self.folder.iterdir()):
@@ -105,9 +106,8 @@ class Cluster:
         self._wait(lambda: self.pid(name) > 0 or not asked.exists(), f"{name} to start")
 
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
-        """Stop a daemon. SIGTERM lets slurmctld save its state; SIGKILL loses the jobs of its last five seconds,
-        with ids.
-        """
+        """Stop a daemon. SIGTERM lets slurmctld save its state. SIGKILL loses the jobs of its last five seconds, with
+        their ids."""
         os.kill(self.pid(name), number)
         self._wait(lambda: not (self.folder / "daemons" / name).exists(), f"{name} to end")
 
@@ -172,7 +172,7 @@ class Cluster:
         self._wait(lambda: "JobID" in self._answer("sacct", "-P"), "sacct to answer", needs=["slurmdbd"])
 
     def _answer(self, *command: str) -> str:
-        """Return what :meth:`run` returns, or "" if the command fails, as while daemons start."""
+        """Return what :meth:`run` returns, or "" if the command fails, for example while daemons start."""
         with contextlib.suppress(ClusterError):
             return self.run(*command)
         return ""
@@ -188,9 +188,8 @@ class Cluster:
             time.sleep(0.1)
 
     def _log_tails(self) -> str:
-        """Return the ends of all logs. A daemon logs to NAME.log, and before that, or without a log file, to
-        NAME.out.
-        """
+        """Return the ends of all logs. A daemon logs to NAME.log. Before that, or without a log file, it logs to
+        NAME.out."""
         written = {
             path.stem: path for path in sorted((self.folder / "log").iterdir(), reverse=True) if path.stat().st_size
         }

@@ -1,8 +1,8 @@
-"""What the cluster's daemons read, and the commands that start them: text, made from a folder and free ports.
+"""Write the configuration of the cluster's daemons, and the commands that start them, from a folder and free ports.
 
-Slurm 22.05 as Debian builds it. Four slurmd share one host, each a node of eight GPUs whose device files are links to
-/dev/null (Slurm rejects a count without ``File=``, and sets CUDA_VISIBLE_DEVICES for devices alone, not for plain
-files). Sizes are claims (``config_overrides``): nothing is pinned or reserved.
+The Slurm is 22.05, as Debian builds it. Four slurmd share one host. Each is a node of eight GPUs whose device files are
+links to /dev/null, because Slurm rejects a count without ``File=``, and sets CUDA_VISIBLE_DEVICES only for devices, not
+for plain files. Sizes are claims (``config_overrides``): nothing is pinned or reserved.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LONGEST_SOCKET = 107  # Bytes of a path in sockaddr_un, without the final zero.
 
 
 class ClusterError(Exception):
-    """The cluster cannot be brought up, or a command on it failed."""
+    """The cluster cannot start, or a command on it failed."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Bring up one cluster for all tests of a process, with the first test that needs it: five seconds."""
+"""Start one cluster for all tests of a process, with the first test that needs it. This takes five seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.slurm.site import Site
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Bring up a cluster with all nodes idle. A test that changes a node or a daemon must restore it."""
+    """Start a cluster with all nodes idle. A test that changes a node or a daemon must restore it."""
     cluster = Cluster(tmp_path_factory.mktemp("slurm"))
     with (Path(tempfile.gettempdir()) / f"slurm-ports-{os.getuid()}").open("w") as ports:
         # Only one process at a time looks for free ports, until its daemons listen on them.

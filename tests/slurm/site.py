@@ -19,7 +19,7 @@ from tests.slurm.configuration import ClusterError
 class Site(Host):
     """A host whose commands submit to ``cluster``.
 
-    Its jobs inherit its environment, and all nodes are this host, so :meth:`processes` finds the jobs' processes too.
+    Jobs inherit its environment, and all nodes are this host. So :meth:`processes` finds the jobs' processes too.
     """
 
     executor = "slurm"
@@ -35,7 +35,7 @@ class Site(Host):
         }
 
     def profile(self, name: str = "default", /, **fields: Any) -> None:
-        """Write a cluster profile of the user."""
+        """Write a cluster profile for the user."""
         path = self.folder / "home" / ".config" / "cuda-graph-orchestrator" / "clusters" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(fields))
@@ -65,7 +65,7 @@ class Site(Host):
         return {}
 
     def job_ids(self, name: str) -> list[str]:
-        """Return the job ids that the sweep's command has got from sbatch and written down so far."""
+        """Return the job ids that the sweep's command has got from sbatch and recorded so far."""
         found = [read_json(path)["job_id"] for path in self.sweep(name).submissions.glob("[!.]*.json")]
         return [job_id for job_id in found if job_id]
 
@@ -101,7 +101,7 @@ class Site(Host):
 
     @contextlib.contextmanager
     def full(self) -> Iterator[str]:
-        """Let another job hold all nodes, for five minutes at most. Yield its id."""
+        """Let another job hold all nodes, for at most five minutes. Yield its id."""
         options = ("--parsable", "--nodes=4", "--exclusive", "--time=5", "--output=/dev/null", "--wrap=sleep 1000")
         job = self.cluster.run("sbatch", *options)
         wait_until(lambda: self.queue().get(job) == "RUNNING", 60, "the other job", self.queue)

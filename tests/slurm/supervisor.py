@@ -1,8 +1,9 @@
-"""Be the one parent of all the cluster's daemons: whatever they leave behind becomes its child, and ends with it.
+"""Be the only parent of all the cluster's daemons. Processes that they leave behind become its children, and end with
+it.
 
-An empty file ``daemons/NAME`` requests a daemon. While it runs, the file holds its process id. When it has ended for
-any reason, the file is removed. So any process can start a daemon (see cluster.py), stop one (with a signal) and
-list them.
+An empty file ``daemons/NAME`` requests a daemon. While the daemon runs, the file holds its process id. When it has
+ended for any reason, the file is removed. So any process can start a daemon (see cluster.py), stop one (with a signal)
+and list them.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Supervisor:
         return children
 
     def _end_all(self) -> None:
-        """Kill everything. SIGTERM would do no good: a job may ignore it, and the folder is not used again."""
+        """Kill everything. SIGTERM would not suffice: a job may ignore it, and the folder is not used again."""
         while self._reap():
             for pid in _descendants(os.getpid()):
                 with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The cluster that other tests stand on does what they take for granted."""
+"""Test that the cluster does what other tests assume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slurm
 
 ALLOCATE_200_MB = f"{sys.executable} -c 'import time; x = bytearray(200 << 20); time.sleep(60)'"
 STUBBORN = "trap '' TERM; setsid sleep 1000 & setsid sleep 1000"
-"""A job whose processes are no longer in its session, and do not heed SIGTERM."""
+"""The script of a job whose processes leave its session and ignore SIGTERM."""
 
 
 def test_srun_reaches_two_nodes(cluster: Cluster) -> None:
@@ -47,7 +47,8 @@ def test_each_step_of_a_job_is_accounted_for(cluster: Cluster) -> None:
 
 
 def test_a_step_over_its_memory_is_killed_and_its_use_accounted_for(cluster: Cluster) -> None:
-    """Slurm says OUT_OF_MEMORY only where the kernel's cgroup killed. OverMemoryKill leaves SIGKILL and the figures."""
+    """Slurm reports OUT_OF_MEMORY only if the kernel's cgroup killed the step. OverMemoryKill leaves SIGKILL and the
+    figures."""
     job = submit(cluster, f"srun {ALLOCATE_200_MB}", "--mem=50")
     wait_until(lambda: accounts(cluster, job, "State") == ["FAILED"], "FAILED")
     step = next(line for line in accounts(cluster, job, "JobID,ExitCode,MaxRSS", steps=True) if f"{job}.0|" in line)
@@ -131,7 +132,7 @@ def output(cluster: Cluster, job: str) -> str:
 
 
 def accounts(cluster: Cluster, job: str, fields: str, *, steps: bool = False) -> list[str]:
-    """A line for each job, or array element, or step of it too, as accounting knows it."""
+    """Return a line for each job or array element, and with ``steps`` for each of its steps, from accounting."""
     options = [] if steps else ["--allocations"]
     return cluster.run("sacct", "-nP", "--units=M", *options, "-j", job, "-o", fields).splitlines()
 
@@ -143,7 +144,7 @@ def command_line(action: str, folder: Path) -> None:
 
 
 def processes_of(folder: Path, name: str = "") -> list[int]:
-    """Those that have the cluster's folder in their environment or on their command line."""
+    """Return the processes that have the cluster's folder in their environment or on their command line."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,7 +1,8 @@
-"""A disk that is full ends the run at hand, by its name, and nothing else.
+"""Test that a full disk ends only the current run, and that the outcome names it.
 
-What may be written to a file is bounded, in the job's shell or in processes that run: mounting a small disk is for
-administrators."""
+A limit on file sizes replaces the full disk, in the job's shell or in running processes, because only administrators
+can mount a small disk.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slurm
 
 
 def bound(pids: Collection[int], most_bytes: int | None) -> None:
-    """Let no file that these processes write to grow beyond so much; None lifts that."""
+    """Limit the size of files that these processes write; None removes the limit."""
     for pid in pids:
         _, highest = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (highest if most_bytes is None else most_bytes, highest))

@@ -1,4 +1,4 @@
-"""``doctor`` on a real cluster."""
+"""Test ``doctor`` on a real cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the cluster cannot run is told from what it can before anything is submitted, and what would be is shown."""
+"""Test that cells which the cluster cannot run are recognized before anything is submitted, and that the plan shows the
+others."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def reasons(content: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def lacking(site: Site, *arguments: str, **resources: Any) -> list[tuple[str, str]]:
-    """Why the one cell of a recipe with ``resources`` is not run."""
+    """Return why the only cell of a recipe with ``resources`` is not run."""
     ranks = resources.get("nodes", 1) * resources.get("gpus_per_node", 1)
     fields = {"resources": resources, "training": {"global_batch_size": ranks, "micro_batch_size": 1}}
     return reasons(plan(site, *arguments, **fields))
@@ -45,7 +46,7 @@ def lacking(site: Site, *arguments: str, **resources: Any) -> list[tuple[str, st
 
 @contextlib.contextmanager
 def partition(cluster: Cluster, **fields: str) -> Iterator[None]:
-    """The partition with other ``fields`` for a while."""
+    """Give the partition other ``fields`` for the time of the block."""
     before = {"MaxTime": "UNLIMITED", "MaxNodes": "UNLIMITED", "State": "UP"}
     cluster.run("scontrol", "update", "PartitionName=gpu", *(f"{name}={value}" for name, value in fields.items()))
     try:

@@ -1,4 +1,4 @@
-"""Layouts over nodes: the shipped recipe trains the same model on two and on four nodes of two tasks each."""
+"""Test layouts over nodes: the shipped recipe trains the same model on two and on four nodes with two tasks each."""
 
 from __future__ import annotations
 

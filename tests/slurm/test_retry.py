@@ -1,4 +1,4 @@
-"""What the infrastructure ended is made again, elsewhere, by whoever watches the sweep."""
+"""Test that a command which watches a sweep retries runs that infrastructure ended, on other nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slurm
 
 
 def test_a_run_whose_node_failed_is_made_again_on_another_by_the_next_command(site: Site) -> None:
-    """The command that watched it is dead by then; with the run that had not begun, in one job."""
+    """The command that watched the run is dead by then. The retry runs in one job with the run that had not begun."""
     watching, (failed, later) = site.begin(recipe("node", steps=1500, repeats=2))
     attempt = site.wait_for_step("node", failed)
     watching.kill()
@@ -43,7 +43,7 @@ def test_a_run_whose_node_failed_is_made_again_on_another_by_the_next_command(si
 
 
 def test_where_no_other_node_will_do_a_run_is_made_again_on_the_one_that_failed(site: Site) -> None:
-    """sbatch refuses a job that may run on that node alone, and is to leave it aside."""
+    """sbatch rejects a job that excludes the only node it may run on. So the retry must not exclude this node."""
     only = ("scontrol", "update", "NodeName=node3")
     site.cluster.run(*only, "AvailableFeatures=only", "ActiveFeatures=only")
     try:

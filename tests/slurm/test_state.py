@@ -1,4 +1,4 @@
-"""What is said of runs is true while parts of Slurm are away, and when jobs end that nobody expected to."""
+"""Test that states of runs are right while parts of Slurm are down, and when jobs end unexpectedly."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.slurm.site import Site
 pytestmark = pytest.mark.slurm
 
 LONG = 10**6
-"""Steps: of a run that somebody has to end."""
+"""The steps of a run that a test must end."""
 FORGETFUL = 'for word; do shift; test "$word" = --states=all || set -- "$@" "$word"; done; exec $REAL "$@"'
-"""A squeue that lists no job that has ended, as where MinJobAge is short."""
+"""A squeue that does not list ended jobs, as with a short MinJobAge."""
 
 
 def status(site: Site, name: str) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def status(site: Site, name: str) -> list[dict[str, Any]]:
 
 
 def waiting(site: Site, name: str) -> str:
-    """The job of the sweep's only bundle, once Slurm has looked at it and has it wait."""
+    """Return the job of the sweep's only bundle, once Slurm has seen it and makes it wait."""
     wait_until(lambda: status(site, name)[0]["job"]["reason"] in ("Resources", "Priority"), 60, "a waiting job")
     return str(status(site, name)[0]["job"]["job_id"])
 
@@ -85,7 +85,8 @@ def test_a_job_that_waits_for_too_long_is_taken_out_of_the_queue(site: Site) -> 
 
 
 def test_while_the_controller_is_away_runs_go_on_and_states_stay(site: Site) -> None:
-    """It is stopped when a run has begun, while another waits for it, and started when its silence has been said."""
+    """The controller is stopped after one run has begun, while another waits. It is started after the command has
+    reported its silence."""
     site.profile(max_jobs=1)
     content = recipe("headless", sweep={"points": [{"training.steps": 1500}, {"training.steps": 40}]})
     watching, (running, waits) = site.begin(content)
@@ -109,7 +110,7 @@ def test_while_the_controller_is_away_runs_go_on_and_states_stay(site: Site) -> 
 
 
 def orphaned(site: Site, name: str) -> str:
-    """The only run of a sweep that nobody watches, and whose supervisor is killed."""
+    """Return the only run of a sweep that nobody watches, and whose supervisor is killed."""
     assert site.run("sweep", site.write(recipe(name, steps=LONG)), "--no-wait").returncode == 0
     (run_id,) = site.states(name)
     site.wait_for_step(name, run_id)
@@ -133,7 +134,7 @@ def test_a_supervisor_that_is_killed_is_a_result_and_what_it_had_not_begun_is_ma
 
 
 def test_accounts_that_are_away_delay_an_ending_and_change_none(site: Site) -> None:
-    """squeue does not list the job any more, and sacct does not answer: how it ended is known when it does again."""
+    """squeue no longer lists the job, and sacct does not answer. Once it answers again, the end of the job is known."""
     site.program("squeue", FORGETFUL)
     killed = orphaned(site, "unaccounted")
     wait_until(lambda: not site.queue(), 60, "the job to leave the queue")
@@ -151,7 +152,7 @@ def test_accounts_that_are_away_delay_an_ending_and_change_none(site: Site) -> N
 
 
 def test_without_accounts_states_are_right(site: Site) -> None:
-    """And squeue lists what lives, and nothing else."""
+    """squeue lists running and waiting jobs only."""
     site.program("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     site.program("squeue", FORGETFUL)
     done = site.run("sweep", site.write(recipe("plain", steps=40)))
@@ -209,7 +210,7 @@ def test_a_log_is_followed_from_before_its_run_begins_to_its_end(site: Site) -> 
 
 
 def test_jobs_of_another_cluster_are_nobodys_here(site: Site) -> None:
-    """Their ids mean nothing to the one that answers: they must not be taken for ended."""
+    """Their ids mean nothing to the cluster that answers, so they must not count as ended."""
     site.run("sweep", site.write(recipe("elsewhere", steps=LONG)), "--no-wait")
     (record,) = site.sweep("elsewhere").submissions.iterdir()
     mine = record.read_text()

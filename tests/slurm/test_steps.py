@@ -1,5 +1,5 @@
-"""launch.supervise.supervisor in a job of a real Slurm: every run is a step, and however it ends, the outcome says
-so."""
+"""Run launch.supervise.supervisor in a job of a real Slurm. Test that every run is a step, and that the outcome tells
+how it ended."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.slurm.cluster import Cluster
 pytestmark = pytest.mark.slurm
 
 SHORT = 30
-"""Steps of a run that is to complete."""
+"""The steps of a run that must complete."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def limited(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> Iterator[Bundle]:
-    """A job near its time limit, begun first and looked at last: slurmctld enforces limits each half minute. Its rank
-    is stopped, and takes nothing from the others."""
+    """Submit a job near its time limit. Begin it first and look at it last, because slurmctld enforces limits every
+    half minute. Its rank is stopped, and takes no time from the others."""
     bundle = Bundle(tmp_path_factory.mktemp("limited"), cluster, [ENDLESS, SHORT], nodes=1, ranks=1)
     bundle.submit("--nodelist=node4", "--time=1")
     bundle.wait_for_step(0)
@@ -40,8 +40,8 @@ def limited(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> Itera
 
 
 def test_ranks_are_dealt_out_node_by_node_and_meet(cluster: Cluster, tmp_path: Path) -> None:
-    """In an element of an array, whose own step has been given a distribution, a kind of MPI and a GPU that are not
-    theirs; on the second node another job has the first GPU."""
+    """The job is an element of an array. Its own step got a distribution, a kind of MPI and a GPU that ranks must not
+    inherit. On the second node, another job has the first GPU."""
     other = cluster.run(
         "sbatch", "--parsable", "--nodelist=node2", "--gres=gpu:1", "--output=/dev/null", "--wrap", "sleep 100"
     )
@@ -83,7 +83,7 @@ def test_a_rank_that_dies_is_named_with_its_node_and_the_next_run_is_whole(clust
 
 
 def test_whoever_is_killed_of_a_step_nothing_is_left_of_it(cluster: Cluster, tmp_path: Path) -> None:
-    """The process beside a rank, which is to tell of its end; then srun."""
+    """The test kills the process next to a rank, which records the rank's end, and then srun."""
     bundle = Bundle(tmp_path, cluster, [ENDLESS, ENDLESS, SHORT], nodes=1)
     bundle.submit()
     bundle.wait_for_step(0)
@@ -119,7 +119,7 @@ def test_a_run_that_hangs_leaves_the_stacks_of_all_its_ranks(cluster: Cluster, t
 
 
 def test_a_run_that_takes_more_memory_than_its_job_has(cluster: Cluster, tmp_path: Path) -> None:
-    """Torch alone takes more than these 150 MB; the supervisor's own step does not."""
+    """Torch alone takes more than these 150 MB. The supervisor's own step takes less."""
     bundle = Bundle(tmp_path, cluster, [SHORT], nodes=1)
     bundle.submit("--mem=150")
     bundle.wait_until_over()
@@ -210,7 +210,7 @@ def test_a_step_that_cannot_begin(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_ranks_that_cannot_meet(cluster: Cluster, tmp_path: Path) -> None:
-    """Another listens where rank 0 is to. The others fail too, or are ended for it."""
+    """Another process listens where rank 0 must. The other ranks fail too, or are ended because of it."""
     with socket.create_server(("", 0)) as taken:
         port = str(taken.getsockname()[1])
         bundle = Bundle(tmp_path, cluster, [SHORT], ranks=1, environment={"MASTER_PORT": port})
@@ -222,7 +222,7 @@ def test_ranks_that_cannot_meet(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_notice_of_preemption_disturbs_nobody(cluster: Cluster, tmp_path: Path) -> None:
-    """The batch script has Slurm send SIGUSR2 to every process of the job."""
+    """The batch script makes Slurm send SIGUSR2 to every process of the job."""
     bundle = Bundle(tmp_path, cluster, [1500], nodes=1)
     bundle.submit()
     bundle.wait_for_step(0)

@@ -1,5 +1,5 @@
-"""A sweep through Slurm, from its recipe to its report: each bundle submitted once, whatever dies in between, never more
-at a time than the limits allow, and nothing left after it was cancelled."""
+"""Test a sweep through Slurm, from its recipe to its report: each bundle is submitted once, whatever process dies,
+never more run at a time than the limits allow, and cancelling leaves nothing."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ pytestmark = pytest.mark.slurm
 
 SHORT = 40
 LONG = 10**6
-"""Steps: of a run that ends soon, and of one that somebody has to end."""
+"""The steps of a run that ends soon, and of one that a test must end."""
 STATE_SAVED_WITHIN = 10.0
-"""Seconds: slurmctld saves its state each five."""
+"""Seconds. slurmctld saves its state every five seconds."""
 
 
 def some(name: str, bundles: int, steps: int = SHORT, **fields: Any) -> dict[str, Any]:
-    """A recipe of so many bundles: runs of different seeds are of different workloads."""
+    """Return a recipe of this number of bundles. Runs with different seeds belong to different workloads."""
     return recipe(name, steps=steps, sweep={"grid": {"training.seed": list(range(bundles))}}, **fields)
 
 
 def arrays(jobs: Collection[str]) -> set[str]:
-    """The ids that sbatch gave."""
+    """Return the ids that sbatch gave."""
     return {job.partition("_")[0] for job in jobs}
 
 
@@ -121,7 +121,7 @@ def test_a_command_killed_at_sbatch_loses_nothing_and_submits_nothing_twice(
 
 
 def test_a_job_needs_no_command_and_unpickles_nothing(site: Site) -> None:
-    """Its submitter is killed before it can record the job, and nobody follows."""
+    """The command is killed before it can record the job, and no other command follows."""
     site.program("sbatch", KILLED["when sbatch has answered"])
     path = site.write(some("orphan", 2))
     first = site.start("sweep", path)
@@ -178,7 +178,7 @@ def test_a_store_whose_name_sbatch_would_take_for_a_pattern_is_refused(site: Sit
 
 
 def test_nothing_is_submitted_where_slurm_does_not_say_what_runs(site: Site) -> None:
-    """A submission of which nobody knows whether Slurm has it is not made good blindly."""
+    """A submission is not repeated blindly if nobody knows whether Slurm has it."""
     site.program("sbatch", '$REAL "$@"; kill -9 $PPID')
     path = site.write(some("silent", 1, LONG))
     site.start("sweep", path).communicate(timeout=120)
@@ -191,8 +191,8 @@ def test_nothing_is_submitted_where_slurm_does_not_say_what_runs(site: Site) -> 
 
 
 def test_a_controller_killed_under_a_load_of_submissions_loses_none_and_makes_none_twice(site: Site) -> None:
-    """It forgets what it took in its last seconds, which sbatch has said it has, and gives the ids again. Without
-    accounts, that would know of it. Another job has all nodes until it is back."""
+    """The controller forgets the jobs of its last seconds, although sbatch has reported them, and gives their ids
+    again. There is no accounting that would know them. Another job holds all nodes until the controller is back."""
     site.program("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     site.program("sbatch", f'until test -e {site.folder}/go; do sleep 0.02; done; exec $REAL "$@"')
     names = ["one", "two", "three"]
@@ -221,7 +221,8 @@ def test_a_controller_killed_under_a_load_of_submissions_loses_none_and_makes_no
 
 
 def test_a_command_inside_a_job_does_not_hand_that_job_on(site: Site) -> None:
-    """Of its variables SBATCH_GPUS_PER_NODE would have sbatch refuse, and SLURM_GPUS_PER_NODE the steps of the new job."""
+    """Of the job's variables, SBATCH_GPUS_PER_NODE would make sbatch reject the new job, and SLURM_GPUS_PER_NODE would
+    make Slurm reject its steps."""
     arguments = ["-m", "orchestrator", "sweep", site.write(some("inside", 1)), "--store", str(site.store),
                  "--executor", "slurm", "--no-wait"]  # fmt: skip
     srun = ["srun", "--ntasks=1", "--cpus-per-task=3", "--gpus-per-node=2", "--mem=500", sys.executable, *arguments]
@@ -256,8 +257,8 @@ def test_cancel_ends_what_runs_what_waits_and_what_is_held(site: Site) -> None:
 
 
 def test_chosen_runs_are_cancelled_and_the_others_go_on(site: Site) -> None:
-    """Of two bundles of two runs, one after another: the one that runs, one that waits behind it, and both of a job
-    that has not begun."""
+    """There are three bundles of two runs, and one job at a time. The test cancels both runs of the second bundle, the
+    last run of the third, and both runs of the first, which is running."""
     site.profile(max_jobs=1)
     content = recipe("some", steps=LONG, repeats=2, sweep={"points": [
         {"training.seed": 1}, {"training.seed": 2}, {"training.seed": 3, "training.steps": SHORT},

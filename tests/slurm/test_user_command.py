@@ -1,4 +1,4 @@
-"""A program of the user's own over two nodes: started by its own torchrun once on each, and by srun once for each rank."""
+"""Test a user's own program over two nodes: its own torchrun starts it once on each node, and srun once for each rank."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Slow a rank down while it trains its first steps, so that a test catches it there, and hold it while a test asks for that.
-It sleeps, which costs others no time.
+"""Slow a rank down during its first steps, so that a test can act on it there, and hold it while a test requests that.
+It sleeps, which costs other processes no time.
 
 Python imports a module of this name at its start (docs.python.org/3/library/site.html).
 """
@@ -16,12 +16,12 @@ COMPUTE_SECONDS, PAUSE_SECONDS = 0.005, 0.04
 
 
 HOLD = Path(os.environ.get("HOME", "/"), "hold")
-"""While this file exists, a rank that has trained some steps trains no more."""
+"""While this file exists, a rank that has trained some steps does not continue."""
 STEPS_BEFORE_HOLD = 6
 
 
 def pause(*_: object) -> None:
-    """Sleep if a step is on disk, and call this again soon. A compilation takes up the pauses."""
+    """Sleep if a step is on disk, and call this again soon. During a compilation there are no pauses."""
     if steps_on_disk():
         if next(PAUSES, None) is None and not HOLD.exists():
             return
