@@ -87,7 +87,7 @@ def _faster(
         layouts = {each.spec.parallelism for each in graphed}
         noun = "layout" if len(layouts) == len(workloads) else "workload"
         where, gain = f" in {len(won)} of {len(workloads)} {noun}s", ", the largest gain,"
-    claim = f"{_name(result)} is {speed.ratio:.2f}x faster ({interval(speed)}){gain} and {_agreement(result)}"
+    claim = f"{_name(result, ran)} is {speed.ratio:.2f}x faster ({interval(speed)}){gain} and {_agreement(result)}"
     rivals, memory = _not_slower(result, ran), _memory(eager.get(result.cell.workload_id), result)
     return f"Turn graphs on{where}", "; ".join(filter(None, (claim, rivals, memory)))
 
@@ -96,15 +96,15 @@ def _none_is_faster(sound: Sequence[CellResult], decided: bool, ran: Sequence[Ce
     timed = _timed(sound)
     if len(timed) == len(sound) and decided and all(speed.verdict != "INCONCLUSIVE" for _, speed in timed):
         result, speed = max(timed, key=lambda item: item[1].ratio)
-        best = f"the best is {_name(result)}, {speed.ratio:.2f}x ({interval(speed)}) and {_agreement(result)}"
+        best = f"the best is {_name(result, ran)}, {speed.ratio:.2f}x ({interval(speed)}) and {_agreement(result)}"
         return "Leave graphs off", f"no configuration that passes is faster than eager; {best}"
     lead = "No speed-up confirmed yet"
     if not timed and sound[0].spec.made_elsewhere:
-        return "No speed was judged", f"{_name(sound[0])} is {_agreement(sound[0])}"
+        return "No speed was judged", f"{_name(sound[0], ran)} is {_agreement(sound[0])}"
     if not timed:
-        return lead, f"{_name(sound[0])} is {_agreement(sound[0])}, but its speed is not known"
+        return lead, f"{_name(sound[0], ran)} is {_agreement(sound[0])}, but its speed is not known"
     result, speed = max(timed, key=lambda item: item[1].ratio)
-    claim = f"{_name(result)} measured {speed.ratio:.2f}x ({interval(speed)}) and is {_agreement(result)}"
+    claim = f"{_name(result, ran)} measured {speed.ratio:.2f}x ({interval(speed)}) and is {_agreement(result)}"
     includes_1 = speed.low is not None and speed.high is not None and speed.low <= 1 <= speed.high
     doubt = (
         _not_slower(result, ran) if includes_1 or speed.verdict != "INCONCLUSIVE" else re.split("[:;]", speed.reason)[0]
@@ -120,8 +120,18 @@ def _timed(sound: Sequence[CellResult]) -> list[tuple[CellResult, Speed]]:
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
-def _name(result: CellResult) -> str:
-    return f"`{result.cell.label}`" + (f" ({result.name})" if result.name else "")
+def called(result: CellResult) -> str:
+    """Return the short name of a cell, which the report's first table explains, or its label if it has none."""
+    return result.name or f"`{result.cell.label}`"
+
+
+def _name(result: CellResult, ran: Sequence[CellResult]) -> str:
+    """Return the label and the short name. In a sweep of one workload, leave out the settings that all cells share."""
+    if not result.name:
+        return called(result)
+    eager = [each for each in ran if not each.cell.graphed]
+    shared = eager[0].cell.label.partition(", ")[2] if len(eager) == 1 else ""
+    return f"`{result.cell.label.removesuffix(f', {shared}')}` ({result.name})"
 
 
 def interval(speed: Speed) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from analysis.limits.speedup_bound import NEAR, Bound
-from analysis.report.headline import headline
+from analysis.report.headline import called, headline
 from analysis.speed.confidence_interval import ALPHA
 from analysis.speed.speedup import Speed
 from analysis.sweep.cell_results import CellResult
@@ -87,7 +88,7 @@ def _notes(results: Sequence[CellResult], decision: str, undecided: tuple[Speed,
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
     if undecided:
-        yield f"Speed undecided: `{undecided[1].cell.label}` ({undecided[0].reason})."
+        yield f"Speed undecided: {called(undecided[1])} ({undecided[0].reason})."
     yield from _stopped(ran)
     yield _not_ranked(ran)
     yield _fastest(ran, decision)
@@ -113,8 +114,8 @@ def _describe_unvalidated(results: Sequence[CellResult]) -> str:
 
 
 def _bad_news(ran: Sequence[CellResult], noun: str, predicate: str, detail: Detail) -> str:
-    """Return "**2 cells PREDICATE**: `a` (detail); `b` (detail).", or "" if no cell has a detail."""
-    names = [f"`{result.cell.label}` ({text})" for result in ran if (text := detail(result))]
+    """Return "**2 cells PREDICATE**: A1 (detail); B2 (detail).", or "" if no cell has a detail."""
+    names = [f"{called(result)} ({text})" for result in ran if (text := detail(result))]
     return f"**{count(noun, len(names))} {predicate}**: {first_names(names, MAXIMUM_NAMES)}." if names else ""
 
 
@@ -175,9 +176,7 @@ def _graph_words(ran: Sequence[CellResult]) -> str:
     specs = [(result, result.spec) for result in ran if result.spec.cuda_graph.impl == "command"]
     found = [(result, flag_differences(*_command_words(spec))) for result, spec in specs if not spec.made_elsewhere]
     names = [
-        f"`{result.cell.label}` ({'; '.join(one.text for one in differing)})"
-        for result, differing in found
-        if differing
+        f"{called(result)} ({'; '.join(one.text for one in differing)})" for result, differing in found if differing
     ]
     return f"Counted as graph settings: {first_names(names, MAXIMUM_NAMES)}." if names else ""
 
@@ -207,11 +206,11 @@ def _stopped(ran: Sequence[CellResult]) -> Iterator[str]:
     cells: dict[int, list[str]] = {}
     for result in ran:
         if result.looks and len(result.cell.repeat_ids) < result.looks[-1]:
-            cells.setdefault(len(result.cell.repeat_ids), []).append(f"`{result.cell.label}`")
-    for pairs, labels in sorted(cells.items()):
+            cells.setdefault(len(result.cell.repeat_ids), []).append(called(result))
+    for pairs, names in sorted(cells.items()):
         looks = next(result.looks for result in ran if result.looks)
         yield (
-            f"Stopped after {pairs} of up to {looks[-1]} pairs: speed and loss verdicts of {first_names(labels, MAXIMUM_NAMES)} "
+            f"Stopped after {pairs} of up to {looks[-1]} pairs: speed and loss verdicts of {first_names(names, MAXIMUM_NAMES)} "
             f"are settled (sequential rule, error at most {ALPHA:.0%} over {len(looks)} looks)."
         )
 
@@ -224,13 +223,13 @@ def _not_ranked(ran: Sequence[CellResult]) -> str:
 
 def _fastest(ran: Sequence[CellResult], decision: str) -> str:
     """Name the fastest cell of each task with more than two ranked cells, unless the ``decision`` names all of them."""
-    rankings = [ranking for ranking in rank(ran) if len(ranking.cells) > 2]
-    if all(f"`{ranking.best.label}`" in decision for ranking in rankings):
+    rankings, names = [ranking for ranking in rank(ran) if len(ranking.cells) > 2], []
+    cells = {result.cell.label: called(result) for result in ran}
+    if {cells[ranking.best.label] for ranking in rankings} <= set(re.findall(r"`.*?`|\w+", decision)):
         return ""
-    names = []
     for ranking in rankings:
         doubt = f", {ranking.not_slower}" if ranking.not_slower else ""
-        names.append(f"`{ranking.best.label}` of {len(ranking.cells)} cells{doubt}")
+        names.append(f"{cells[ranking.best.label]} of {len(ranking.cells)} cells{doubt}")
     of = "its task" if len(rankings) == 1 else "their tasks"
     return f"Fastest of {of}: {first_names(names, MAXIMUM_NAMES)}." if names else ""
 
@@ -240,21 +239,21 @@ def _nearest(ran: Sequence[CellResult]) -> str:
 
     Communication kernels also wait, so their time is not a bound.
     """
-    bounds = [(r.speed.bound, r.cell.label, _of_hardware(r)) for r in ran if r.passes and not _either_slowed(r)]
+    bounds = [(r.speed.bound, called(r), _of_hardware(r)) for r in ran if r.passes and not _either_slowed(r)]
     cells = [
-        (bound.times_computing, label, bound.bound, hardware)
-        for bound, label, hardware in bounds
+        (bound.times_computing, name, bound.bound, hardware)
+        for bound, name, hardware in bounds
         if bound and bound.times_computing is not None and bound.bound != "other kernels"
     ]
     if not cells:
         return ""
-    times, label, bottleneck, hardware = min(cells)
+    times, name, bottleneck, hardware = min(cells)
     if times <= 1 + NEAR and bottleneck == "device":
         saved = "Its step time equals the baseline's GPU-busy time, so graphs can save nothing more."
-        return f"At the upper bound: `{label}`. {saved}{hardware}"
+        return f"At the upper bound: {name}. {saved}{hardware}"
     limit = BOTTLENECKS[bottleneck] if bottleneck else "something unknown"
     return (
-        f"Nearest to the upper bound: `{label}`. Its step takes {times:.2f} times the GPU computing time of its eager "
+        f"Nearest to the upper bound: {name}. Its step takes {times:.2f} times the GPU computing time of its eager "
         f"baseline, and {limit} limits it.{hardware}"
     )
 

@@ -20,7 +20,9 @@ MOST_ROWS = 40
 def print_report(paths: SweepPaths, plan: Plan) -> None:
     """Print the summary, a row for each cell, the report's path, and the command that adds repeats to decide on speed."""
     content = read_json(paths.report / "summary.json")
-    print(f"\n{content['summary']['text']}\n".replace("`", ""))
+    summary = content["summary"]
+    lines = ["", *filter(None, [summary["headline"]]), *(f"- {note}" for note in summary["notes"]), ""]
+    print("\n".join(lines).replace("`", ""))
     rows: list[tuple[str, ...]] = [
         ("cell", "outcome", "loss verdict", "largest difference", "eager / graphed step time")
     ]
@@ -30,7 +32,7 @@ def print_report(paths: SweepPaths, plan: Plan) -> None:
     if content["total_cells"] > MOST_ROWS:
         print(f"... and {content['total_cells'] - MOST_ROWS} more cells in the report")
     print(f"\nreport: {paths.report / 'report.md'}")
-    repeats = content["summary"]["repeats_to_decide"]
+    repeats = summary["repeats_to_decide"]
     if repeats and (command := repeat_command(paths, plan, repeats)):
         print(f"to decide on speed: {command}")
 

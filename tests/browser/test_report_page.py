@@ -212,6 +212,7 @@ def test_tables_sort_by_a_column(page: Chromium) -> None:
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_fits_a_phone_by_day_and_by_night(page: Chromium, dark: bool) -> None:
     page.screen(390, 844, dark=dark)
+    page.evaluate("document.querySelector('.table + p code').textContent = 'transformer_engine.attn'.repeat(4)")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     wide = (
         "[...document.querySelectorAll('figure svg')].filter(s => s.getBoundingClientRect().right > innerWidth).length"

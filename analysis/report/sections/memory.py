@@ -74,7 +74,7 @@ def _peaks(shown: Sequence[CellResult]) -> list[str]:
         table(header, rows),
         *parts,
         *([table(head, forecasts)] if forecasts else []),
-        *how_to_read(" ".join(notes)),
+        *how_to_read(*notes),
     ]
 
 

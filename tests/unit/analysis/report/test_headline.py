@@ -89,6 +89,13 @@ def test_a_gain_is_told_with_its_interval_its_agreement_and_its_memory() -> None
     assert "equivalent in its checked steps (0 steps are too few to compare curves)" in alone and "noise" not in alone
 
 
+def test_the_settings_of_a_whole_sweep_are_left_out_where_a_legend_has_them() -> None:
+    eager, graphed = replace(EAGER, name="A0"), replace(cell("torch", "BITWISE", speed("FASTER")), name="A1")
+    assert headline([eager, graphed]).startswith("Turn graphs on: `torch` (A1) is 1.33x faster")
+    other = replace(cell(workload=1), name="B0")
+    assert headline([eager, graphed, other]).startswith("Turn graphs on: `torch, lr 0.001` (A1) is 1.33x faster")
+
+
 def test_what_diverged_or_ran_out_of_memory_stands_beside_a_gain() -> None:
     said = headline([
         EAGER,

@@ -51,9 +51,7 @@ def test_the_words_that_count_as_graph_settings_are_named_first(
 
     monkeypatch.setattr(records, "workload_spec", with_words)
     report = write_report(records.write_sweep(tmp_path / "mine", impls=("command",), steps=20))
-    said = (
-        "Counted as graph settings: `command, lr 0.001` (`--mode`: `1` eager, `2` graphed; `--lr 3e-4` only graphed)."
-    )
+    said = "Counted as graph settings: A1 (`--mode`: `1` eager, `2` graphed; `--lr 3e-4` only graphed)."
     assert said in report.summary
 
 

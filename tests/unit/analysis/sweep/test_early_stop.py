@@ -112,7 +112,7 @@ def test_the_report_of_a_stopped_bundle_says_why_and_misses_nothing(tmp_path: Pa
     summary = report_data(judge_sweep(sweep)).summary
     assert (summary.exit_code, summary.unfinished_runs) == (ExitCode.PASS, 0)
     assert (
-        "Stopped after 2 of up to 6 pairs: speed and loss verdicts of `torch_compile, lr 0.001` are settled (sequential rule, "
+        "Stopped after 2 of up to 6 pairs: speed and loss verdicts of A1 are settled (sequential rule, "
         "error at most 5% over 3 looks)." in summary.notes
     )
     assert digest_records(sweep, read_plan(sweep).cell_of_run()) != before, "the report is not fresh any more"
