@@ -16,7 +16,7 @@ from orchestrator.plan.input_files import check_inputs, missing_programs
 from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.plan.planner import check_budget, gpu_hours, make_plan
 from orchestrator.recipe.expand import ResolvedCell, expand, filter_cells
-from orchestrator.recipe.recipe import Recipe, load
+from orchestrator.recipe.recipe import Recipe, find_recipe, load
 from orchestrator.submit.executor import Executor, outage, resolve_executor, silence
 from orchestrator.sweeps.site_constants import constants_file, read_constants
 from orchestrator.sweeps.store import Store
@@ -46,16 +46,17 @@ def read_named_cluster(arguments: argparse.Namespace) -> Cluster | None:
 
 def load_recipe(arguments: argparse.Namespace) -> Recipe:
     try:
-        return load(arguments.recipe, arguments.overrides)
+        path = find_recipe(arguments.recipe)
     except InputError:
         name = str(arguments.recipe)
-        if name in VERBS and not arguments.recipe.exists():
+        if name in VERBS:
             fix = f"write one of them: {PROGRAM} {arguments.verb} RECIPE"
             raise input_error("", f"{arguments.verb} and {name} are two verbs", fix) from None
-        if arguments.recipe.exists() or not Store(arguments.store).sweep(name).plan.exists():
+        if not Store(arguments.store).sweep(name).plan.exists():
             raise
         fix = f"name a recipe; {PROGRAM} status {name} shows the sweep"
         raise input_error(name, "is a sweep, not a recipe", fix) from None
+    return load(path, arguments.overrides)
 
 
 def load_cells(

@@ -121,7 +121,8 @@ class Schema:
     def suggest_value(self, key: str, value: Any) -> str:
         """Return the fix for a ``value`` that field ``key`` does not take."""
         if self.choices(key):
-            return suggestion(value, self.choices(key), otherwise="write one of them")
+            # A wrong guess costs more than none: "gpu" is two thirds of "cpu".
+            return suggestion(value, self.choices(key), otherwise="write one of them", cutoff=0.7)
         if isinstance(value, (bool, int, float)) and "text" in self.describe_type(key):
             return f"write it in quotes: '{value}'"
         example = f"{key}: [first, second]" if self.is_list(key) else self.describe_type(key)

@@ -45,6 +45,15 @@ def test_a_wrong_name_is_answered_with_the_right_one(
     assert MEANT[command] in capsys.readouterr().err
 
 
+def test_an_error_in_a_recipe_is_told_although_a_sweep_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sweep(tmp_path / "sweeps" / "tiny_moe", steps=2)
+    assert main(["plan", "tiny_moe", "trainng.steps=3"]) == 1
+    assert "did you mean 'training.steps'?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("line", "fix"), [("modules: [cuda]", "setup: [module load"), ("gres: gpu:8", "gpus: gres")])
 def test_a_field_of_another_tool_is_answered_with_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, fix: str

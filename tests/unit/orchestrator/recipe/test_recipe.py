@@ -83,7 +83,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         ],
     ),
     "wrong types": (
-        "training:\n  steps: abc\n  learning_rate: [1]\n  deterministic: 3\n  precision: fp16\n  seed: true\nrepeats: 1.5\n",
+        "training:\n  steps: abc\n  learning_rate: [1]\n  deterministic: 3\n  precision: fp16\n  seed: true\nrepeats: 1.5\nresources: {device: gpu}\n",
         [
             ('r.yaml:4: training.steps = "abc"', "not a whole number", "write a whole number"),
             ("r.yaml:5: training.learning_rate = [1]", "not a number", "write a number"),
@@ -91,6 +91,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ('r.yaml:7: training.precision = "fp16"', "not one of fp32, bf16", "did you mean 'bf16'?"),
             ("r.yaml:8: training.seed = true", "not a whole number", "write a whole number"),
             ("r.yaml:9: repeats = 1.5", "not a whole number", "write a whole number"),
+            ('r.yaml:10: resources.device = "gpu"', "not one of auto, cpu, cuda", "write one of them"),
         ],
     ),
     "null where it makes no sense": (
