@@ -29,8 +29,10 @@ def print_left_running(sweep: SweepPaths, plan: Plan) -> None:
     print(*(f"  {command}" for command in suggest_while_running(sweep, plan)), sep="\n")
 
 
-def suggest_after(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunState]) -> list[str]:
-    """Return the commands that make sense in these states."""
+def suggest_after(
+    sweep: SweepPaths, plan: Plan, states: Mapping[str, RunState], *, reported: bool = False
+) -> list[str]:
+    """Return the commands that make sense in these states. ``reported``: the user has just seen the report."""
     names = {state.name for state in states.values()}
     commands = []
     if any(state.alive for state in states.values()):
@@ -41,7 +43,7 @@ def suggest_after(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunState])
     if failed:
         commands.append(format_command(f"logs {failed[0].run_id}", sweep))
         commands.append(format_command(f"resume {plan.name} --failed", sweep))
-    if any(state.finished for state in states.values()):
+    if not reported and any(state.finished for state in states.values()):
         commands.append(format_command(f"report {plan.name}", sweep))
     return commands
 

@@ -64,7 +64,7 @@ def run_sweep(
     code = 0
     if wait:
         code = _report(paths, plan, allow_empty=allow_empty) if conclude is None else conclude(paths)
-    print_next_commands(suggest_after(paths, plan, states))
+    print_next_commands(suggest_after(paths, plan, states, reported=wait))
     return code
 
 
