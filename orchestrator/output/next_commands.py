@@ -12,6 +12,8 @@ from pathlib import Path
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Margins, Plan
 from orchestrator import PROGRAM
+from orchestrator.errors import InputError
+from orchestrator.recipe.recipe import find_recipe
 from orchestrator.recipe.wrapped_commands import RECIPE_FILE
 from orchestrator.sweeps.report_process import read_needed_runs
 from orchestrator.sweeps.run_state import RunState
@@ -62,7 +64,7 @@ def repeat_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:
         return _wrap_command(sweep, plan, repeats) if plan.recipe_file == RECIPE_FILE else ""
     overrides = [text for text in plan.overrides if text.partition("=")[0] != "repeats"]
     words = [
-        plan.recipe_file,
+        _recipe(plan.recipe_file),
         *overrides,
         f"repeats={repeats}",
         *(word for one in plan.only for word in ("--only", one)),
@@ -70,6 +72,15 @@ def repeat_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:
     words += ["--even-if-oom"] if plan.even_if_oom else []
     words += ["--cluster", plan.cluster] if plan.cluster else []
     return format_command(f"sweep {shlex.join(words)}", sweep)
+
+
+def _recipe(file: str) -> str:
+    """Return ``file``, or with a placeholder for its folder if the current folder does not show it. A plan has no folder."""
+    try:
+        find_recipe(Path(file))
+    except InputError:
+        return f"FOLDER/{file}"
+    return file
 
 
 def _wrap_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:

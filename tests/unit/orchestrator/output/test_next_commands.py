@@ -20,9 +20,14 @@ from orchestrator.recipe.wrapped_commands import RECIPE_FILE, WrappedCommands
 from orchestrator.targets.host import Host
 
 
-def test_more_repeats_keep_the_overrides_filters_cluster_and_store(tmp_path: Path) -> None:
+def test_more_repeats_keep_the_overrides_filters_cluster_and_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = Plan("x", "", "x.yaml", Margins(), (), (), overrides=("name=x", "repeats=2", "training.steps=50"))
     paths = SweepPaths(tmp_path / "x")
+    assert " sweep FOLDER/x.yaml name=x " in repeat_command(paths, plan, 7)
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").touch()
     assert repeat_command(paths, plan, 7).partition(" sweep ")[2] == (
         f"x.yaml name=x training.steps=50 repeats=7 --store {tmp_path}"
     )
