@@ -234,7 +234,9 @@ def _remove_superseded(run: wandb.Run) -> None:
 # --- the report ---
 
 
-COLUMNS = ("cell", "label", "outcome", "verdict", "speedup", "speedup_low", "speedup_high", "peak_memory_gib")
+COLUMNS = (
+    "cell", "label", "outcome", "verdict", "speedup", "speedup_low", "speedup_high", "speed_verdict", "peak_memory_gib",
+)  # fmt: skip
 
 
 VERDICT_SECONDS = 15.0
@@ -308,7 +310,7 @@ def verdict_rows(content: Mapping[str, Any]) -> list[Sequence[Any]]:
             cell["label"],
             cell["outcome"],
             (cell["verdict"] or {}).get("verdict"),
-            *((cell["speed"] or {}).get(key) for key in ("ratio", "low", "high")),
+            *((cell["speed"] or {}).get(key) for key in ("ratio", "low", "high", "verdict")),
             cell["memory"]["peak"] / GIB if cell["memory"] else None,
         ]
         for cell in content["cells"]

@@ -310,7 +310,7 @@ add_verdicts("me/graphs", "token", json.load(sys.stdin), print)
 
 @pytest.mark.parametrize("server", [Graphql], indirect=True)
 def test_what_the_report_says_of_a_cell_joins_the_summary_of_its_runs(server: str, tmp_path: Path) -> None:
-    verdict, speed = {"verdict": "BITWISE"}, {"ratio": 1.25, "low": 1.2, "high": 1.3}
+    verdict, speed = {"verdict": "BITWISE"}, {"ratio": 1.25, "low": 1.2, "high": 1.3, "verdict": "FASTER"}
     cell = {"name": "A1", "label": "torch", "outcome": "COMPLETED", "verdict": verdict, "speed": speed}
     runs = {"memory": {"peak": 3 << 30}, "runs": [{"run_id": "one"}, {"run_id": "gone"}]}
     names = {"WANDB_BASE_URL": server, "WANDB_API_KEY": KEY, "HOME": str(tmp_path), "WANDB_DIR": str(tmp_path)}
@@ -328,7 +328,7 @@ def test_what_the_report_says_of_a_cell_joins_the_summary_of_its_runs(server: st
         "one-token": {
             "loss": 1.5, "report/cell": "A1", "report/label": "torch", "report/outcome": "COMPLETED",
             "report/verdict": "BITWISE", "report/speedup": 1.25, "report/speedup_low": 1.2, "report/speedup_high": 1.3,
-            "report/peak_memory_gib": 3.0,
+            "report/speed_verdict": "FASTER", "report/peak_memory_gib": 3.0,
         }
     }  # fmt: skip
 
