@@ -23,7 +23,7 @@ from orchestrator.suggestion import suggestion
 MOST_RUNS = 100_000
 """A larger sweep is rejected as a mistake. Its plan alone would take hundreds of megabytes."""
 _SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
-_FOLDERS = (Path("recipes"), _SHIPPED)
+_FOLDERS = (Path("recipes"), _SHIPPED, _SHIPPED / "exhibits")
 
 AUTO_CHECKS = 5
 """The number of step checks with ``step_checks: auto``, and in a quick sweep."""
@@ -66,10 +66,17 @@ def recipe_names() -> list[str]:
 def find_recipe(written: Path) -> Path:
     """Return the file that ``written`` names: a path, or the name of a recipe in ./recipes or of a shipped one.
 
+    The documentation's paths (recipes/exhibits/local_inputs.yaml) also name shipped recipes, outside the checkout too.
+
     Raises:
         InputError: there is no such file or recipe.
     """
-    found = written if os.path.lexists(written) else find_yaml(str(written).removesuffix(".yaml"), _FOLDERS)
+    shipped = _SHIPPED.parent / written
+    if os.path.lexists(written):
+        return written
+    if written.parts[:1] == ("recipes",) and shipped.is_file():
+        return shipped
+    found = find_yaml(str(written).removesuffix(".yaml"), _FOLDERS)
     if found is None:
         files = suggestion(written, map(str, written.parent.glob("*.yaml")), otherwise="", cutoff=0.8)
         raise input_error(str(written), "no such file or directory", files or suggest_yaml(written.stem, _FOLDERS))

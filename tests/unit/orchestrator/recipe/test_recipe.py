@@ -357,6 +357,14 @@ def test_a_missing_file_names_the_one_that_was_probably_meant(tmp_path: Path) ->
         load(tmp_path)
 
 
+@pytest.mark.parametrize("written", ["recipes/exhibits/local_inputs.yaml", "local_inputs", "local_inputs.yaml"])
+def test_a_shipped_recipe_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(Path(written)).name == "local_inputs"
+
+
 def test_name_and_model_are_asked_for(tmp_path: Path) -> None:
     places = [(place, remedy) for place, _, remedy in said(tmp_path, problems(tmp_path, "repeats: 2\n"))]
     assert places == [
