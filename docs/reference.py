@@ -233,7 +233,7 @@ SILENT = {
 IN_0_19 = {
     "megatron.local_inputs": "seen on an H200",
     "megatron.yarn_positions": "seen on an H200",
-    "megatron.gradient_accumulation_fusion": "seen on an H200, with Transformer Engine 2.11",
+    "megatron.fused_gradients": "seen on an H200, with Transformer Engine 2.11",
     "megatron.precision": "as an error, seen on an H200",
     "megatron.tp": "seen on a CPU",
     "megatron.overlap_moe_expert_parallel_comm": "seen on a CPU",

@@ -81,7 +81,7 @@ def _captures_recomputed_norm(spec: RunSpec) -> bool:
     return captures_norm and "layernorm" in spec.training.recomputed
 
 
-MENDS = ("local_inputs", "yarn_positions")
+MENDS = ("fused_gradients", "local_inputs", "yarn_positions")
 """The faults that the engine repairs if ``cuda_graph.mend`` names them (launch/engines/megatron/mends/)."""
 
 
@@ -115,7 +115,7 @@ FAULTS: tuple[Rule, ...] = (
         source=f"{MCORE}transformer/cuda_graphs.py:1863",
     ),
     MegatronRule(
-        "megatron.gradient_accumulation_fusion",
+        "megatron.fused_gradients",
         ("training.gradient_accumulation_fusion", "cuda_graph.impl", "parallelism.pp", "num_microbatches"),
         "one graph replays all micro-batches, and transformer-engine 2.11 captures it for the first one, so each replay "
         "overwrites gradients instead of adding to them (observed; fixed by TransformerEngine pull request 2715)",
@@ -159,7 +159,7 @@ def _refused_without_evidence(fault: Rule) -> Rule:
 RULES: tuple[Rule, ...] = (
     *map(_refused_without_evidence, KNOWN_FAULTS),
     MegatronRule(
-        "megatron.mend", ("cuda_graph.mend", *GRAPH, "model.rope_scaling"),
+        "megatron.mend", ("cuda_graph.mend", *GRAPH, "model.rope_scaling", "training.gradient_accumulation_fusion"),
         f"a mend ({', '.join(MENDS)}) is only for cells with the known fault that it repairs",
         lambda spec: needed_mends(spec) != spec.cuda_graph.mend,
         fix="Set cuda_graph.mend=[].",

@@ -76,7 +76,7 @@ LIBRARY_LIMITS = {
     f"megatron.{name}"
     for name in (
         "rope_scaling", "moe_router_normalize_topk", "moe_shared_expert_ffn_hidden_size", "tp", "batch_p2p_sync", "schedule",
-        "overlap_moe_expert_parallel_comm", "recompute", "recompute_norm", "recompute_act", "gradient_accumulation_fusion",
+        "overlap_moe_expert_parallel_comm", "recompute", "recompute_norm", "recompute_act", "fused_gradients",
     )
 }  # fmt: skip
 """Rules about Megatron-Core itself. The engine's other rules do not apply to other programs that use Megatron-Core."""

@@ -181,7 +181,15 @@ def test_fusions_compute_the_same_by_fewer_kernels(name: str) -> None:
     assert found.kernels < plain.kernels
 
 
-FUSED: list[tuple[str, CudaGraph]] = [("dense", WHOLE), ("padded", WHOLE), ("dense", CudaGraph("local"))]
+FUSED_LAYERS = CudaGraph("transformer_engine", mend=("fused_gradients",))
+FUSED: list[tuple[str, CudaGraph]] = [
+    ("dense", WHOLE),
+    ("padded", WHOLE),
+    ("dense", CudaGraph("local")),
+    ("dense", replace(FUSED_LAYERS, scope=("attn", "mlp"))),
+    ("moe", replace(FUSED_LAYERS, scope=ROUTED)),
+    ("padded", FUSED_LAYERS),
+]
 
 
 @cache
@@ -202,7 +210,7 @@ def test_callables_of_all_micro_batches_keep_the_last_ones_fused_gradients() -> 
     lost."""
     graph = CudaGraph("transformer_engine", ("attn", "mlp"))
     several = fused(spec_of(DENSE, graph))
-    assert [reason.rule for reason in unsupported(several)] == ["megatron.gradient_accumulation_fusion"]
+    assert [reason.rule for reason in unsupported(several)] == ["megatron.fused_gradients"]
     (eager, again), found = eager_twins_fused("dense"), trained(several)
     replayed = slice(graph.capture_step + 1, None)
     assert difference(found, eager, replayed)[1] > 0.1 > 4 * difference(again, eager, replayed)[1]
@@ -489,8 +497,9 @@ def deterministic() -> Iterator[None]:
 def test_deterministic_runs_are_equal_to_the_bit(model: Model, fuses: bool) -> None:
     """Compare eager runs with each other and with graphs: losses, gradient norms and every gradient of every step."""
     whole = (WHOLE,) if not model.is_moe or model.moe_pad_expert_input_to_capacity else ()
-    parts = () if fuses else (CudaGraph("transformer_engine", ROUTED if model.is_moe else ("attn", "mlp")),)
-    specs = (deterministic_of(spec_of(model, graph), fuses) for graph in (EAGER, EAGER, *parts, *whole))
+    mend = ("fused_gradients",) if fuses else ()
+    parts = CudaGraph("transformer_engine", ROUTED if model.is_moe else ("attn", "mlp"), mend=mend)
+    specs = (deterministic_of(spec_of(model, graph), fuses) for graph in (EAGER, EAGER, parts, *whole))
     first, *others = map(trained, specs)
     for other in others:
         assert torch.equal(other.losses, first.losses) and torch.equal(other.norms, first.norms)

@@ -129,6 +129,9 @@ def _callable(layer: Any, names: set[str]) -> Callable[..., Any]:
         cuda_graphs._set_capture_start()
         kept = [each for router in routers_of(layer) for each in (router.experts, router.counted)]
         before = [len(each.captured) for each in kept]
+        for module in layer.modules():
+            if hasattr(module, "is_first_microbatch"):
+                module.is_first_microbatch = True  # as Transformer Engine 2.11 does before it captures
         with capture(graph):
             outputs = layer._te_cuda_graph_capture(*inputs, **taken)
         cuda_graphs._set_capture_end()

@@ -18,6 +18,7 @@ from launch.megatron_config.determinism import settle_determinism
 from launch.support import megatron
 from tests.distributed import RankError, workers
 from tests.megatron_release import RELEASE
+from tests.numerics.fused_gradients_on_cpu import gradients_fused
 from tests.numerics.megatron_graphs_on_cpu import train_graphed
 from tests.numerics.megatron_on_cpu import cpu_as_cuda, train_megatron
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_spec
@@ -210,6 +211,21 @@ def test_a_yarn_models_attention_is_captured_with_its_positions_on_ranks_too(lay
     ):
         torch.testing.assert_close(found["loss"], expected["loss"], rtol=0, atol=0)
         torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("scope", [(), ("attn",), ("attn", "mlp")], ids=str)
+def test_transformer_engine_captures_fused_gradients_for_the_first_micro_batch(scope: tuple[str, ...]) -> None:
+    """Each replay overwrites those of the micro-batch before, and the mend lets it add."""
+    spec = spec_of(DENSE, graph("transformer_engine", *scope))
+    spec = replace(spec, training=replace(spec.training, gradient_accumulation_fusion=True))
+    mended = replace(spec, cuda_graph=replace(spec.cuda_graph, mend=("fused_gradients",)))
+    with gradients_fused():
+        expected, released, found = train_megatron(eager(spec)), train_graphed(spec), train_graphed(mended)
+    norms, replayed = expected["grad_norm"], slice(WARMUP, None)
+    assert ((released["grad_norm"] - norms) / norms)[replayed].abs().min() > 0.01
+    torch.testing.assert_close(found["loss"], expected["loss"], rtol=0, atol=0)
+    torch.testing.assert_close(found["grad_norm"], norms, rtol=1e-6, atol=0)
+    assert found["choices"]["mended"] == "fused_gradients"
 
 
 def test_every_mend_has_its_fault() -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
+from launch.engines.megatron.mends.fused_gradients import gradients_added
 from launch.engines.megatron.mends.local_inputs import inputs_kept
 from launch.engines.megatron.mends.yarn_positions import positions_captured
 
 MENDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+    "fused_gradients": gradients_added,
     "local_inputs": inputs_kept,
     "yarn_positions": positions_captured,
 }

@@ -20,7 +20,7 @@ LATER = "t.py train.train_iters=9 model.cuda_graph_impl"
         ("megatron_lm", "0.19", BF16, CudaGraph("local"), []),
         ("megatron_lm", "0.16", f"{UNFUSED} --position-embedding-type yarn", TE, ["yarn_positions"]),
         ("megatron_lm", "0.16", f"{UNFUSED} --position-embedding-type yarn", CudaGraph("full_iteration"), []),
-        ("megatron_lm", "0.16", f"{BF16} --global-batch-size 4", TE, ["gradient_accumulation_fusion"]),
+        ("megatron_lm", "0.16", f"{BF16} --global-batch-size 4", TE, ["fused_gradients"]),
         ("megatron_lm", "0.16", f"{UNFUSED} --global-batch-size 4", TE, []),
         ("megatron_lm", "0.16", f"{BF16} --global-batch-size 2", TE, []),
         ("megatron_lm", "0.16", "t.py --no-gradient-accumulation-fusion", TE, ["precision"]),

@@ -227,7 +227,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "moe_router_normalize_topk": ({**vars(MOE), **SIGMOID, "moe_router_normalize_topk": False}, {}),
     "moe_expert_capacity_factor": ({**vars(MOE), "moe_expert_capacity_factor": 1.0}, {}),
     "moe_router_fusion": ({}, {"training": Training(moe_router_fusion=True)}),
-    "gradient_accumulation_fusion": (
+    "fused_gradients": (
         {},
         {
             "training": dataclasses.replace(BF16, gradient_accumulation_fusion=True, global_batch_size=4, micro_batch_size=2),
@@ -282,7 +282,7 @@ def test_a_known_fault_runs_where_a_verdict_shows_it_and_is_named_in_any_case(fa
     spec = {
         "megatron.local_inputs": dataclasses.replace(ON_GPU, cuda_graph=CudaGraph("local")),
         "megatron.yarn_positions": dataclasses.replace(ON_GPU, model=Model(rope_scaling="yarn"), cuda_graph=attention),
-        "megatron.gradient_accumulation_fusion": dataclasses.replace(ON_GPU, training=fused, cuda_graph=attention),
+        "megatron.fused_gradients": dataclasses.replace(ON_GPU, training=fused, cuda_graph=attention),
     }[fault]
     deterministic = dataclasses.replace(spec, training=dataclasses.replace(spec.training, deterministic=True))
     checked = dataclasses.replace(spec, step_checks=5)
@@ -392,7 +392,7 @@ def test_a_whole_step_over_stages_needs_transfers_that_do_not_wait(release: Mega
 def test_fused_gradients_are_refused_where_one_graph_serves_all_micro_batches() -> None:
     fused = Training(precision="bf16", gradient_accumulation_fusion=True, global_batch_size=4, micro_batch_size=1)
     spec = dataclasses.replace(ON_GPU, model=MOE, training=fused, cuda_graph=CudaGraph("transformer_engine", ("attn",)))
-    assert rules_of(spec) == {"megatron.gradient_accumulation_fusion"}
+    assert rules_of(spec) == {"megatron.fused_gradients"}
     own_graphs = (Parallelism(pp=2), Parallelism(ep=2, dp=2, overlap_moe_expert_parallel_comm=True))
     one_microbatch = Training(precision="bf16", gradient_accumulation_fusion=True, global_batch_size=1)
     assert all(rules_of(dataclasses.replace(spec, parallelism=layout)) == set() for layout in own_graphs)
