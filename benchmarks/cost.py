@@ -1,10 +1,12 @@
-"""What a verdict costs: the GPU seconds of a sweep (those of all its ranks), beside another version of this repository, in alternating turns.
+"""Measure the GPU seconds of a sweep over all its ranks, which its verdicts cost. Compare them with another version of this
+repository, in alternating turns.
 
     python -m benchmarks.cost recipes/qwen3_8l.yaml --against CHECKOUT repeats=2
     python -m benchmarks.cost benchmarks/olmoe_12l.yaml --against CHECKOUT --turns 2 --store FOLDER
 
 ``CHECKOUT`` is a folder with the other version (``git worktree add CHECKOUT 4b20bb4``). Both versions get the same recipe and
-settings. Called again with the same store, it continues where it was interrupted. It ends with 1 if a verdict differs.
+settings. With the same store, another call continues where this one was interrupted.
+The exit code is 1 if a verdict differs.
 """
 
 from __future__ import annotations
@@ -27,13 +29,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Cost:
-    """What one sweep took.
+    """The cost of one sweep.
 
     Attributes:
-        seconds: the seconds of all attempts, times their ranks.
-        step_times: by cell label, the median of its runs' median steps, in ms.
-        verdicts: by cell label.
-        settings: by cell label, the fields of its spec, each value as JSON.
+        seconds: the seconds of all attempts, times their ranks. step_times: by cell label, the median of its runs'
+            median steps, in ms. verdicts: by cell label. settings: by cell label, the fields of its spec, each value as
+            JSON.
     """
 
     seconds: float
@@ -43,7 +44,7 @@ class Cost:
 
 
 def run_sweep(checkout: Path, recipe: Path, settings: Sequence[str], store: Path, name: str) -> Cost:
-    """Run the sweep ``name`` with the code of ``checkout``, or what is left of it."""
+    """Run the sweep ``name`` with the code of ``checkout``, or the rest of it after an interruption."""
     begun = (store / name / "plan.json").exists()
     words = ["resume", name] if begun else ["sweep", str(recipe), f"name={name}", *settings]
     inherited = os.environ.get("PYTHONPATH")
@@ -54,7 +55,7 @@ def run_sweep(checkout: Path, recipe: Path, settings: Sequence[str], store: Path
 
 
 def read_cost(sweep: SweepPaths) -> Cost:
-    """Read the cost of a complete sweep, by whichever version it was run.
+    """Read the cost of a complete sweep, whichever version has run it.
 
     Raises:
         SystemExit: a run has not ended, so call again.
@@ -108,7 +109,7 @@ def _median_step(attempt: Path) -> list[float]:
 
 
 def _verdict(verdict: dict[str, Any] | None) -> str:
-    """Return the verdict's name, which earlier versions call its word."""
+    """Return the verdict's name. Earlier versions call it the verdict's word."""
     return verdict.get("verdict") or verdict["word"] if verdict else "reference"
 
 

@@ -1,10 +1,10 @@
-"""What CUDA graphs of the torch_native engine have to reach on an H200, and what they do, from whole sweeps.
+"""Compare the CUDA graphs of the torch_native engine with their promises for an H200, by whole sweeps.
 
     python -m benchmarks.graphs --store FOLDER                    sweep what fits this host, then the table
     python -m benchmarks.graphs --store FOLDER --only qwen3_8l    one recipe
     python -m benchmarks.graphs --store FOLDER --read             the table of what the store holds
 
-Each recipe is swept by the command itself, and goes on where an earlier call ended. Figures are those of report.json.
+The command sweeps each recipe, and continues where an earlier call ended. Figures are those of report.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Cell = dict[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """One promise on the cells of a recipe: ``value`` is None where no cell tells, ``holds`` judges it."""
+    """One promise on the cells of a recipe. ``value`` returns the figure, or None if no cell shows it. ``holds`` judges
+    the figure."""
 
     recipe: str
     name: str
@@ -36,7 +37,7 @@ class Figure:
 
 
 def passing(cells: Iterable[Cell], **fields: Any) -> list[Cell]:
-    """Graphed cells whose verdict passes, with a speed and a limit, of these fields."""
+    """Return the graphed cells with these fields that have a passing verdict, a speed and an upper bound."""
     return [
         cell
         for cell in cells
@@ -46,7 +47,7 @@ def passing(cells: Iterable[Cell], **fields: Any) -> list[Cell]:
 
 
 def whole(cells: Iterable[Cell]) -> list[Cell]:
-    """Steps captured whole, with the optimizer."""
+    """Return the cells that capture the whole step, with the optimizer."""
     return [c for c in passing(cells, impl="full_iteration") if "optimizer" in c["effective_scope"]]
 
 
@@ -63,7 +64,8 @@ def best(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def over_fastest_eager(cells: Sequence[Cell]) -> float | None:
-    """The fastest whole step against the fastest eager step of any workload of the recipe: of the same task."""
+    """Return the ratio of the fastest eager step to the fastest whole step, over all workloads of the recipe. They are
+    of one task."""
     eager, graphed = fastest(passing(cells), "eager_ms"), fastest(whole(cells), "graphed_ms")
     return eager / graphed if eager and graphed else None
 
@@ -81,8 +83,8 @@ def times_busy(cells: Sequence[Cell]) -> float | None:
 
 
 def times_own_busy(cells: Sequence[Cell]) -> float | None:
-    """Of all layouts, the most. Ranks of an eager baseline are busy while they wait for each other's hosts, so their time is
-    not a measure."""
+    """Return the largest ratio of all layouts. Ranks of an eager baseline are busy while they wait for each other's
+    hosts, so their own busy time is no measure."""
     found = [cell["speedup_bound"]["graphed"] for cell in whole(cells) if cell["speedup_bound"]["graphed"]]
     return max((graphed["step_ms"] / graphed["busy_ms"] for graphed in found), default=None)
 
@@ -100,7 +102,7 @@ FIGURES = (
 
 
 def sweep(recipe: str, store: Path) -> int:
-    """Run what is left of the recipe's sweep; its exit code."""
+    """Run the rest of the recipe's sweep, and return its exit code."""
     path = ROOT / "recipes" / f"{recipe}.yaml"
     command = [sys.executable, "-m", "orchestrator", "sweep", str(path), "--store", str(store), "--executor", "local"]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
@@ -121,7 +123,7 @@ def told(figure: Figure, value: float | None, ran: bool) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 where every figure of the recipes that ran holds, else 3."""
+    """Return 0 if every figure of the recipes that ran holds, else 3."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", type=Path, required=True)
     recipes = sorted({figure.recipe for figure in FIGURES})

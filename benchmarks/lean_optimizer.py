@@ -31,7 +31,8 @@ RUNS: dict[str, tuple[dict[str, Any], bool]] = {
     "fp32, first weight moved": ({}, True),
     "lean": ({"optimizer_precision": "lean"}, False),
 }
-"""Settings, and whether each element of the first weight moves by one unit in the last place before training."""
+"""The settings of each run, and whether each element of the first weight moves by one unit in the last place before
+training."""
 SEEDS = (1, 2, 3)
 WINDOWS = 5
 

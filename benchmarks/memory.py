@@ -1,10 +1,10 @@
-"""How far forecasts of GPU memory are off: every cell of the committed reports that ended well, against the forecast of its
-recipe.
+"""Measure how far forecasts of GPU memory are off: compare every cell of the committed reports that ended well with the forecast
+of its recipe.
 
     python -m benchmarks.memory            print the summary
     python -m benchmarks.memory --write    write it to docs/results/forecast/report.md, and its summary and an example to docs/memory.md
 
-The cells whose id has a digest divisible by three, a third of them, were held out while the constants were chosen
+A third of the cells, those whose id has a digest divisible by three, were held out while the constants were chosen
 (analysis/memory/measured_constants.py).
 """
 
@@ -58,7 +58,7 @@ little of other models, GPUs and layouts: all runs are of H200s, on at most four
 
 @dataclass(frozen=True)
 class Compared:
-    """Bytes of a cell's fullest rank, (measured, forecast)."""
+    """The bytes of a cell's fullest rank, as (measured, forecast)."""
 
     report: str
     label: str
@@ -69,7 +69,7 @@ class Compared:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Forecast relative to measured, less 1."""
+        """The relative error of each forecast: forecast / measured - 1."""
         return self.allocated[1] / self.allocated[0] - 1, self.device[1] / self.device[0] - 1
 
 
@@ -113,7 +113,7 @@ def _compare(report: str, cell: Mapping[str, Any], spec: RunSpec) -> Compared:
 
 
 def documents() -> dict[Path, str]:
-    """Return the report and the page that explains an example, with what this program knows of it."""
+    """Return the report, and the page that explains an example, with the current figures."""
     cells, others = compare_all()
     summary = "\n".join(_summary(cells))
     rest = f"{others} other cells on GPUs did not end well (injected faults), and their peaks are unknown."

@@ -1,15 +1,15 @@
-"""How fast the torch_native engine trains, compared with Hugging Face transformers' implementation of the same layers.
+"""Measure how fast the torch_native engine trains. Compare it with Hugging Face transformers' implementation of the same layers.
 
     python -m benchmarks.models                      on a GPU: both stacks
     python -m benchmarks.models --only qwen          one of them
     python -m benchmarks.models --tiny               toy sizes on a CPU: does it run; no claim about speed
 
-A stack is eight layers (stacks.py). Contestants differ in the model's forward and backward pass alone: all compute in
-bfloat16, accumulate the same micro-batches of the same tokens into float32 gradients, clip, and update float32 masters
-with the engine's own optimizer. The router's losses are off for all.
+A stack is eight layers (stacks.py). Contestants differ only in the model's forward and backward pass. All compute in bfloat16,
+accumulate the same micro-batches of the same tokens into float32 gradients, clip, and update float32 masters with the engine's
+own optimizer. The router's losses are off for all.
 
-Eight layers of Qwen3 fill most of a GPU, so contestants are built, warmed up and measured one after another, and all of
-that several rounds over; a row's median, minimum and maximum are over all its steps.
+Eight layers of Qwen3 fill most of a GPU. So contestants are built, warmed up and measured one after another, in several rounds.
+The median, minimum and maximum of a row are over all its steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WARMUP_STEPS = 5
 
 @dataclass
 class Contestant:
-    """One row of the table: how it is built, and what it did in all rounds together."""
+    """One row of the table: how its model is built, and its measurements in all rounds together."""
 
     name: str
     build: Callable[[], Step]
@@ -86,7 +86,8 @@ def transformers_version() -> str | None:
 
 
 def matrix_rate(device: torch.device, size: int = 8192) -> float:
-    """FLOP/s of a bfloat16 product of two square matrices of random numbers, the median of 50 after 20."""
+    """Return the FLOP/s of a bfloat16 product of two square matrices of random numbers: the median of 50 products after
+    20 others."""
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
     milliseconds = time_calls([partial(torch.mm, a, b, out=out)] * 70, device)[20:]
@@ -94,7 +95,7 @@ def matrix_rate(device: torch.device, size: int = 8192) -> float:
 
 
 def time_calls(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Milliseconds of each call, on the device's clock where it is a GPU; the host never waits between them."""
+    """Return the milliseconds of each call, by the device's clock on a GPU. The host never waits between calls."""
     if device.type == "cpu":
         return [host_ms(call) for call in calls]
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
@@ -124,7 +125,7 @@ def measure(entry: Contestant, step: Step, batches: torch.Tensor, device: torch.
 
 
 def measure_afresh(entry: Contestant, batches: torch.Tensor, device: torch.device, profile: bool) -> None:
-    """Build ``entry`` and measure it. What transformers cannot do is kept as its error."""
+    """Build ``entry`` and measure it. If transformers fails, keep its error."""
     print(f"  {entry.name} ...", file=sys.stderr, flush=True)
     try:
         step = entry.build()
@@ -148,7 +149,7 @@ def release(device: torch.device) -> None:
 
 
 def print_kernels(name: str, step: Callable[[], object], limit: int = 25) -> None:
-    """The kernels of one step that took the most time of the GPU."""
+    """Print the kernels of one step that took most GPU time."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         step()
@@ -165,8 +166,9 @@ def print_kernels(name: str, step: Callable[[], object], limit: int = 25) -> Non
 
 
 def table(spec: RunSpec, entries: Sequence[Contestant], rate: float | None) -> str:
-    """``speed`` is how many times as fast as uncompiled transformers, ``share`` that of the measured matrix rate, and
-    ``host`` the share of a step's time in which Python has launched it: near 1, the host is what limits."""
+    """Return the table. ``speed`` is relative to uncompiled transformers, ``share`` is the share of the measured matrix
+    rate, and ``host`` is the share of a step's time in which Python launches it. If ``host`` is near 1, the host limits
+    the step."""
     theirs = next((statistics.median(e.step_ms) for e in entries if e.name == "transformers" and not e.error), None)
     lines = [f"{'':32}{'ms a step':>10}{'min':>9}{'max':>9}{'tokens/s':>11}{'TFLOP/s':>9}{'share':>7}"
              f"{'speed':>7}{'GiB':>7}{'host':>6}   first and last loss"]  # fmt: skip

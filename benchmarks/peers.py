@@ -1,4 +1,4 @@
-"""The CPU time to prepare a number of runs on the login node, beside other tools that do so, in alternating turns.
+"""Measure the CPU time to prepare runs on the login node. Compare it with other tools that do so, in alternating turns.
 
     python benchmarks/peers.py --dora PYTHON --cloudai PYTHON
 
@@ -25,7 +25,7 @@ training: {steps: 120}
 repeats: 1
 sweep: {grid: {training.seed: [%s], cuda_graph: [{impl: torch_compile}]}}
 """
-"""An eager and a compiled run for each seed."""
+"""The recipe has an eager and a compiled run for each seed."""
 SUBMITIT = """\
 import submitit
 executor = submitit.AutoExecutor("logs", cluster="slurm")

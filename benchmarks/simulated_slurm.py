@@ -1,10 +1,10 @@
-"""A Slurm of any size for one user, as far as the orchestrator's login node sees it: a process that keeps jobs in
-memory, and sbatch, squeue, sacct, scontrol, sinfo and scancel, which ask it. benchmarks/slurm.py starts it.
+"""Simulate a Slurm of any size for one user, as far as the orchestrator's login node sees it. A process keeps jobs in memory, and
+sbatch, squeue, sacct, scontrol, sinfo and scancel ask this process. benchmarks/slurm.py starts it.
 
     python -m benchmarks.simulated_slurm FOLDER --nodes 1000 --seconds 4 --node-failures 0.01
 
-A job takes one node. Nothing is computed in it: the process writes what launch.supervise.supervisor and a rank would
-have written, at the times at which they would have, and nothing more once the job's node has failed.
+A job takes one node. Nothing is computed in it. The process writes the records of launch.supervise.supervisor and of a
+rank at the usual times, and nothing more once the job's node has failed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from tests.records import STARTED, attempt_record
 
 PROGRAMS = ("sbatch", "squeue", "sacct", "scontrol", "sinfo", "scancel", "srun")
 MAX_ARRAY_SIZE = 1001
-"""As slurm.conf has it by default."""
+"""The default of slurm.conf."""
 MIN_JOB_AGE = 20.0
-"""Seconds for which squeue lists a job after its end: less than by default (300), so that sacct has work."""
+"""Seconds for which squeue lists a job after its end. This is less than the default of 300, so that sacct has work."""
 CPUS, MEGABYTES = 64, 256_000
 
 _CLIENT = """\
@@ -54,7 +54,7 @@ sys.exit(code)
 
 
 class Refusal(Exception):
-    """What a program says on standard error before it ends with 1."""
+    """The error message of a program that ends with exit code 1."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Begun:
-    """An attempt that a job began; ``outcome`` "" is one that the end of its node cut short."""
+    """An attempt that a job began. If ``outcome`` is "", the node failed before the attempt ended."""
 
     job_id: str
     node: str
@@ -85,7 +85,7 @@ class Begun:
 
 @dataclass
 class Simulation:
-    """The cluster. ``seconds`` is how long a run takes, on average; ``node_failures`` is the share of jobs."""
+    """The cluster. ``seconds`` is the average length of a run. ``node_failures`` is the share of jobs whose node fails."""
 
     nodes: int
     seconds: float
@@ -93,20 +93,21 @@ class Simulation:
     jobs: dict[str, Job] = field(default_factory=dict)
     begun: list[Begun] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    """What a real supervisor would have met and no orchestrator may do: an order that another job works on."""
+    """Faults that a real supervisor would meet and that no orchestrator may cause: an order on which another job works.
+    """
     _next_id: int = 1
     _random: random.Random = field(default_factory=lambda: random.Random(0))
     _waiting: deque[Job] = field(default_factory=deque)
     _free: deque[str] = field(default_factory=deque)
     _due: list[tuple[float, int, Iterator[float]]] = field(default_factory=list)
-    """Jobs that run: when each goes on, and with what."""
+    """Running jobs: when each continues, and how."""
     _turn: int = 0
 
     def __post_init__(self) -> None:
         self._free.extend(f"node{number:05d}" for number in range(1, self.nodes + 1))
 
     async def live(self) -> None:
-        """Start jobs and carry them on, for ever."""
+        """Start jobs and continue them, forever."""
         while True:
             self._start_jobs()
             while self._due and self._due[0][0] <= time.time():
@@ -116,7 +117,7 @@ class Simulation:
             await asyncio.sleep(0.02)
 
     def answer(self, program: str, arguments: Sequence[str]) -> str:
-        """What ``program`` prints."""
+        """Return the output of ``program``."""
         programs: dict[str, Callable[[Sequence[str]], str]] = {
             "sbatch": self._sbatch, "squeue": self._squeue, "sacct": self._sacct, "scontrol": self._scontrol,
             "sinfo": self._sinfo, "scancel": self._scancel, "journal": self._journal,
@@ -128,7 +129,7 @@ class Simulation:
     # --- programs ---
 
     def _sbatch(self, arguments: Sequence[str]) -> str:
-        """Bundles are told by the submission, which is on disk by now."""
+        """Accept a submission. Its record, which is already on disk, lists the bundles."""
         options = _options(re.findall(r"^#SBATCH (--\S+)", Path(arguments[-1]).read_text(), re.MULTILINE))
         folder = Path(arguments[-1]).parent
         if options["nodes"] != "1" or "dependency" in options:
@@ -216,14 +217,14 @@ class Simulation:
             heapq.heappush(self._due, (time.time() + seconds, self._turn, job))
 
     def _end(self, job: Job, state: str) -> None:
-        """A node that has failed stays down."""
+        """End a job. A failed node stays down."""
         job.state, job.ended = state, time.time()
         if job.node and state != "NODE_FAIL":
             self._free.append(job.node)
 
     def _run(self, job: Job) -> Iterator[float]:
-        """launch.supervise.supervisor's part, from the start of the job to its end; the values are the seconds that
-        pass in between."""
+        """Act as launch.supervise.supervisor does, from the start of the job to its end. Yield the seconds between two
+        actions."""
         # The time of the prolog and of the start of a supervisor.
         yield self._random.uniform(0.5, 1.5) * self.seconds / 4
         bundle, sweep = job.bundle, job.bundle.sweep
@@ -252,7 +253,7 @@ class Simulation:
         self._end(job, "COMPLETED")
 
     def _take(self, job: Job) -> int:
-        """As a supervisor does once it has the lock: the number of its supervision of the bundle."""
+        """Take the bundle as a supervisor with the lock does. Return the number of its allocation."""
         owner = asdict(_owner(job))
         write_json(job.bundle.lock, owner, sync=False)
         try:
@@ -269,7 +270,7 @@ def _owner(job: Job) -> Owner:
 
 
 def _begin(attempt: AttemptPaths) -> float:
-    """The attempt is claimed, and its rank speaks for the first time."""
+    """Claim the attempt, and write the first record of its rank."""
     now = time.time()
     attempt.logs.mkdir(parents=True)
     with JsonLines(attempt.events(0)) as lines:
@@ -293,7 +294,7 @@ def _complete(attempt: AttemptPaths, allocation: str, started: float) -> None:
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
-    """By name, of words "--name=value" and "--name"."""
+    """Return the values of words "--name=value" and "--name", by name."""
     pairs = (word.removeprefix("--").partition("=") for word in words if word.startswith("--"))
     return {name: value for name, _, value in pairs}
 
@@ -306,7 +307,7 @@ def _filled(pattern: str, values: dict[str, str]) -> str:
 
 
 def install(folder: Path) -> Path:
-    """Write the programs that ask the process of ``folder``; the value is what to put first on PATH."""
+    """Write the programs that ask the process of ``folder``. Return the folder to put first on PATH."""
     programs = folder / "programs"
     programs.mkdir(parents=True)
     for name in (*PROGRAMS, "journal"):
@@ -317,7 +318,7 @@ def install(folder: Path) -> Path:
 
 
 async def serve(folder: Path, simulation: Simulation) -> None:
-    """Answer the programs of ``folder``, and live."""
+    """Answer the programs of ``folder``, and run the simulation."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         program, *arguments = json.loads(await reader.readline())

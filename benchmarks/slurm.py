@@ -1,10 +1,10 @@
-"""A large sweep through Slurm, by the command line: is every run made once, and what does watching it cost?
+"""Run a large sweep through Slurm by the command line. Check that every run is made once, and measure the cost of watching it.
 
     python -m benchmarks.slurm real --bundles 500                    the test cluster (tests/slurm/cluster.py), real runs
     python -m benchmarks.slurm submission --bundles 500 --times 3    the same, submitted and cancelled
     python -m benchmarks.slurm simulated --runs 10000 --nodes 1000   benchmarks/simulated_slurm.py in the place of Slurm
 
-Ends with 1 where a run is lost, or was made more often than the failures of nodes ask for.
+The exit code is 1 if a run is lost, or was made more often than failures of nodes require.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from tests.slurm.cluster import Cluster
 ROOT = Path(__file__).resolve().parent.parent
 CALLED = ("sbatch", "squeue", "sacct")
 SUBMISSION_PROMISE = 1.0
-"""Milliseconds a run, of the orchestrator's own time."""
+"""Milliseconds of the orchestrator's own time per run."""
 MEMORY_PROMISE = 300
-"""MB of the command."""
+"""MB of memory of the command."""
 
 _COUNTED = """\
 #!/bin/bash
@@ -49,7 +49,7 @@ code=$?
 echo {name} $begun $EPOCHREALTIME >> {calls}
 exit $code
 """
-"""Bash tells the time itself; each other process would be counted as the orchestrator's own."""
+"""Bash reads the clock itself, because another process would count as the orchestrator's own time."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Command:
-    """A sweep's command that has ended."""
+    """The command of a sweep, after its end."""
 
     sweep: SweepPaths
     begun: float
     seconds: float
     code: int
     own_bytes: int
-    """The peak of its memory."""
+    """The command's peak memory."""
     largest_bytes: int
-    """The peak of its memory or of a process that it started, the report's, whichever is larger."""
+    """The largest peak memory of the command and of the processes that it started, such as the report's."""
     calls: tuple[Call, ...]
     out: str
 
@@ -81,7 +81,7 @@ class Command:
 
     @property
     def submitting(self) -> list[Call]:
-        """Its calls of sbatch, but for those of a retry."""
+        """The calls of sbatch, except those of a retry."""
         watched = [call.begun for call in self.of("squeue")]
         return [call for call in self.of("sbatch") if not watched or call.begun < watched[0]]
 
@@ -92,7 +92,7 @@ class Command:
 
     @property
     def submission_seconds(self) -> float:
-        """From then to the last sbatch's end, without what sbatch took."""
+        """The seconds from then to the last sbatch's end, without the time of sbatch itself."""
         calls = self.submitting
         return calls[-1].ended - self.planned - sum(call.ended - call.begun for call in calls)
 
@@ -103,7 +103,7 @@ class Command:
 def run(
     folder: Path, path: str, content: dict[str, Any], profile: dict[str, Any], *arguments: str, **environment: str
 ) -> Command:
-    """Make the sweep that ``content`` describes, Slurm's programs being found by ``path``."""
+    """Run the sweep that ``content`` describes, with Slurm's programs found on ``path``."""
     programs, calls, out = folder / "counted", folder / "calls", folder / "out"
     _count(programs, calls, path)
     clusters = folder / "home" / ".config" / "cuda-graph-orchestrator" / "clusters"
@@ -133,7 +133,7 @@ def run(
 
 
 def _peak(pid: int) -> int:
-    """Of the memory of process ``pid``, as far as 0.2 s tell; it returns when the process has ended."""
+    """Return the peak memory of process ``pid`` once it has ended. Changes within 0.2 s may be missed."""
     peak, folder = 0, Path("/proc", str(pid))
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         found = re.search(r"VmHWM:\s*(\d+) kB", (folder / "status").read_text())
@@ -144,7 +144,7 @@ def _peak(pid: int) -> int:
 
 
 def _count(programs: Path, calls: Path, path: str) -> None:
-    """Programs before Slurm's own that note each call that is made outside a job."""
+    """Put programs before Slurm's own that record each call from outside a job."""
     programs.mkdir()
     calls.touch()
     for name in CALLED:
@@ -164,7 +164,7 @@ def real(folder: Path, bundles: int, at_once: int) -> Command:
 
 
 def submissions(folder: Path, bundles: int, at_once: int, times: int) -> Iterator[Command]:
-    """The same, ``times`` times, and its jobs cancelled once they are submitted."""
+    """Do the same ``times`` times, and cancel the jobs once they are submitted."""
     with _cluster(folder) as cluster:
         for number in range(times):
             (own := folder / str(number)).mkdir()
@@ -174,7 +174,7 @@ def submissions(folder: Path, bundles: int, at_once: int, times: int) -> Iterato
 
 
 def _on(cluster: Cluster, folder: Path, bundles: int, at_once: int, *arguments: str) -> Command:
-    """``bundles`` eager runs of a few steps, each of a workload of its own, ``at_once`` jobs at a time."""
+    """Run ``bundles`` short eager runs, each in its own workload, with ``at_once`` jobs at a time."""
     content = recipe("real", steps=20, sweep={"grid": {"training.seed": list(range(bundles))}})
     own = cluster.environment
     return run(folder, own["PATH"], content, {"max_jobs": at_once}, *arguments, SLURM_CONF=own["SLURM_CONF"])
@@ -196,7 +196,7 @@ def _cluster(folder: Path) -> Iterator[Cluster]:
 def simulated(
     folder: Path, runs: int, nodes: int, seconds: float, node_failures: float
 ) -> tuple[Command, dict[str, Any]]:
-    """Pairs of an eager and a graphed run; the command, and the simulator's journal."""
+    """Run pairs of an eager and a graphed run. Return the command, and the simulator's journal."""
     seeds = {"grid": {"training.seed": list(range(runs // 2))}}
     content = recipe("simulated", steps=40, graphed=True, sweep=seeds)
     programs = install(folder)
@@ -208,7 +208,7 @@ def simulated(
 
 @contextlib.contextmanager
 def _simulator(folder: Path, nodes: int, seconds: float, node_failures: float) -> Iterator[None]:
-    """A process of its own: Linux counts a parent's memory in its child's peak."""
+    """Run the simulator in a separate process, because Linux counts a parent's memory in its child's peak."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.simulated_slurm", str(folder), "--nodes", str(nodes), "--seconds",
          str(seconds), "--node-failures", str(node_failures)], cwd=ROOT,
@@ -229,8 +229,8 @@ def attempts_of(sweep: SweepPaths, plan: Plan) -> dict[str, list[AttemptPaths]]:
 
 
 def flaws(plan: Plan, attempts: dict[str, list[AttemptPaths]], outcomes: dict[Path, Outcome | None]) -> Iterator[str]:
-    """What is not as it has to be: the latest attempt of each run completed, and one more for each failure of a node,
-    with the eager baseline of a graphed run."""
+    """Return all errors. The latest attempt of each run must have completed. Each node failure allows one more attempt
+    of its run, together with the eager baseline of a graphed run."""
     for run_id, made in attempts.items():
         last = outcomes[made[-1].root] if made else None
         if last is None or last.outcome != "COMPLETED":
@@ -247,13 +247,13 @@ def flaws(plan: Plan, attempts: dict[str, list[AttemptPaths]], outcomes: dict[Pa
 
 
 def _lost(attempts: Sequence[AttemptPaths], outcomes: dict[Path, Outcome | None]) -> int:
-    """Attempts that a node took along."""
+    """Return the attempts that ended with their node."""
     ended = (outcomes[attempt.root] for attempt in attempts)
     return sum(outcome is not None and outcome.outcome == "NODE_FAIL" for outcome in ended)
 
 
 def flaws_of_journal(journal: dict[str, Any], outcomes: dict[Path, Outcome | None], sweep: SweepPaths) -> Iterator[str]:
-    """What the simulator saw, against what the orchestrator reports."""
+    """Compare the simulator's journal with what the orchestrator reports."""
     yield from journal["faults"]
     begun = journal["begun"]
     failed_on: dict[str, set[str]] = {}

@@ -1,10 +1,10 @@
-"""How fast the orchestrator is: prints the table of the speed promises, each measured as a whole process.
+"""Measure how fast the orchestrator is. Print the table of the speed promises, each measured as a whole process.
 
     python benchmarks/speed.py             all but the demo
     python benchmarks/speed.py --demo      the demo too (minutes)
 
-Each row runs a command of the product, from Python's start to its end, several times over. It shows the CPU time of its
-processes (median and most, since other work stretches the time on the clock), the peak memory, and the promise.
+Each row runs a command of the product several times, from Python's start to its end. It shows the CPU time of its processes
+(median and maximum), the peak memory and the promise. CPU time is less sensitive to other work than the clock.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ for run_id in read_plan(sweep).cell_of_run():
 
 @dataclass(frozen=True)
 class Row:
-    """One promise, and what was measured."""
+    """One promise and its measurement."""
 
     name: str
     seconds: tuple[float, ...]
@@ -95,9 +95,9 @@ def orchestrator(*arguments: str) -> list[str]:
 
 
 def write_records(root: Path, workloads: int, steps: int) -> None:
-    """Four runs a workload, packed as a supervisor leaves them.
+    """Write records of four runs per workload, packed as a supervisor packs them.
 
-    Another process writes them: Linux counts a parent's memory in its child's peak.
+    Another process writes them, because Linux counts a parent's memory in its child's peak.
     """
     code = WRITE.format(root=str(root), workloads=workloads, steps=steps)
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -121,7 +121,7 @@ def rows(folder: Path, repeats: int) -> list[Row]:
 
 
 def demo(folder: Path) -> Row:
-    """The demo into an empty store; a second sweep of it is not measured."""
+    """Run the demo into an empty store. Only its first sweep is measured."""
     begun = time.perf_counter()
     subprocess.run(
         orchestrator("sweep", "recipes/tiny_moe.yaml", "--store", str(folder / "demo")), cwd=ROOT, check=True

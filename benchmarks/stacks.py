@@ -1,7 +1,7 @@
-"""The stacks of layers that models.py trains, and a training step of each: the engine's and transformers'.
+"""The stacks of layers that models.py trains, with a training step of the engine and one of transformers.
 
-A stack is eight layers of a published model with the vocabulary cut to 32,768, so that layers and not the output
-layer dominate.
+A stack is eight layers of a published model. The vocabulary is cut to 32,768, so that the layers dominate and not the output
+layer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TINY = {
 TINY_MOE = {"num_moe_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 32}
 
 Step = Callable[[torch.Tensor], torch.Tensor]
-"""One optimizer step over a batch as ``Engine.step`` takes it; returns the mean cross-entropy."""
+"""Take one optimizer step over a batch, as ``Engine.step`` takes it. Return the mean cross-entropy."""
 
 
 def stack(preset: str, device: torch.device, tiny: bool) -> RunSpec:
@@ -57,7 +57,7 @@ def our_step(spec: RunSpec, device: torch.device) -> Step:
 
 
 def their_step(spec: RunSpec, device: torch.device, compiled: bool = False, experts: str = "grouped_mm") -> Step:
-    """The engine's own step around a model of transformers."""
+    """Return the engine's own step around a model of transformers."""
     module = their_model(spec, device, experts)
     main = FlatParameters(module)
     optimizer = Optimizer(main, spec.training)

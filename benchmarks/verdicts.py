@@ -1,12 +1,12 @@
-"""How often verdicts err: curves with known truth, judged by analysis.verdict.judge_curves, and step times with known truth, judged by
-analysis.speed. Prints the tables of docs/verdicts.md, and those on ``repeats: auto`` of docs/speed.md.
+"""Simulate how often verdicts err. analysis.verdict.judge_curves judges curves of known truth, and analysis.speed judges step times
+of known truth. Print the tables of docs/verdicts.md, and those on ``repeats: auto`` of docs/speed.md.
 
     python benchmarks/verdicts.py            print them (some minutes)
     python benchmarks/verdicts.py --write    and put them into these documents
 
-Runs share a falling loss and gradient norm, and have noise of their own: an autoregressive process of order one on either
-metric, such that the difference of two runs has a standard deviation of ``noise`` margins. A defect of ``size`` margins is
-added to graphed runs after the capture. Every row has a seed of its own, so that one can be made again by itself.
+Runs share a falling loss and gradient norm. Each has its own noise on both metrics, an autoregressive process of order one. The
+difference of two runs has a standard deviation of ``noise`` margins. A defect of ``size`` margins is
+added to graphed runs after the capture. Every row has its own seed, so that it can be made again alone.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ DOCUMENT, SPEED_DOCUMENT = DOCS / "verdicts.md", DOCS / "speed.md"
 BEGIN, END = "<!-- written by benchmarks/verdicts.py -->", "<!-- end -->"
 
 CAPTURE, COMPARED, LONG = 3, 100, 1000
-"""The capture step, and how many steps come after it."""
+"""The capture step, the number of compared steps after it, and their number in long runs."""
 MARGINS = Margins()
 TRIALS, TRIALS_WITHOUT_DEFECT = 30, 100
-"""Judgements for each setting."""
+"""The number of judgements for each setting, with and without a defect."""
 CORRELATIONS = (0.0, 0.5, 0.9)
 NOISE = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1.0, 10.0)
 NOISE_WITH_DEFECT = (0.1, 0.2, 0.25, 0.3, 0.5)
@@ -53,16 +53,16 @@ NOISE_WITH_GROWTH, GROWN = (0.01, 0.05, 0.1), 0.8
 QUANTILE = 0.5
 """The 99.9% quantile of the difference of two runs, in margins, for noise of other shapes."""
 SPIKES = (0.002, 0.005, 0.01, 0.02)
-"""How probable a spike of 2 to 20 margins is, at each step of each run."""
+"""The probability of a spike of 2 to 20 margins, at each step of each run."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """``noise`` and ``size`` are in margins. ``hit`` is how many of the ``graphed`` runs have the defect. A number as
-    ``shape`` is the probability of a spike, beside noise without correlation.
+    """``noise`` and ``size`` are in margins. ``hit`` is the number of ``graphed`` runs that have the defect. If
+    ``shape`` is a number, it is the probability of a spike, in addition to noise without correlation.
 
-    ``noise`` is the standard deviation of the difference of two runs; for noise of a ``shape`` other than normal, its 99.9%
-    quantile.
+    ``noise`` is the standard deviation of the difference of two runs. For noise of a ``shape`` other than normal, it is
+    the 99.9% quantile.
     """
 
     kind: str = "none"
@@ -84,7 +84,7 @@ class Setting:
 
 
 def noise_of(random: np.random.Generator, setting: Setting) -> Floats:
-    """Shape (2 metrics, runs, steps), eager runs first, in margins."""
+    """Return noise of shape (2 metrics, runs, steps) in margins, eager runs first."""
     shape = (2, setting.eager + setting.graphed, setting.steps)
     if isinstance(setting.shape, float):
         spikes = random.uniform(2, 20, shape) * random.choice([-1, 1], shape) * (random.random(shape) < setting.shape)
@@ -110,13 +110,14 @@ def _larger_at_the_start(random: np.random.Generator, shape: Shape) -> Floats:
 
 
 def _bursts(random: np.random.Generator, shape: Shape) -> Floats:
-    """Ten steps of noise, five times as large, now and then."""
+    """Return noise in which sometimes ten steps are five times as large."""
     loud = np.repeat(random.random((*shape[:-1], shape[-1] // 10 + 1)) < 0.1, 10, axis=-1)[..., : shape[-1]]
     return random.normal(size=shape) * np.where(loud, 5.0, 1.0)
 
 
 def _chaos(random: np.random.Generator, shape: Shape) -> Floats:
-    """Runs that leave each other at one rate: their differences double every eight steps, up to the end of the window."""
+    """Return runs that diverge from each other at one rate: their differences double every eight steps, up to the end
+    of the window."""
     left = np.arange(shape[-1])[::-1]
     return random.normal(size=(*shape[:-1], 1)) * np.exp2(-left / 8) + random.normal(0, 0.01, shape)
 
@@ -136,13 +137,13 @@ SHAPES: dict[str, Callable[[np.random.Generator, Shape], Floats]] = {
 
 @lru_cache
 def _quantile_of(shape: str) -> float:
-    """The 99.9% quantile of the size of the difference of two runs, over the steps of a window."""
+    """Return the 99.9% quantile of the size of the difference of two runs, over the steps of a window."""
     drawn = SHAPES[shape](np.random.default_rng(1), (2, 1000, COMPARED))
     return float(np.quantile(np.abs(drawn[0] - drawn[1]), 0.999))
 
 
 def curve(noise: Floats) -> Steps:
-    """A run with ``noise`` of shape (2 metrics, steps), in margins."""
+    """Return a run with ``noise`` of shape (2 metrics, steps), in margins."""
     steps = noise.shape[1]
     step = np.arange(steps)
     loss = 1.5 + 4 * np.exp(-step / 40) + noise[0] * MARGINS.loss
@@ -154,7 +155,8 @@ Defect = Callable[[np.random.Generator, float, Steps], Steps]
 
 
 def _added(shape: Callable[[np.random.Generator], Floats], metric: Metric = "loss", before: bool = False) -> Defect:
-    """A defect of ``shape`` (compared steps,) times its size; ``before``: the steps up to the capture have it too."""
+    """Return a defect that is its size times ``shape``, of shape (compared steps,). With ``before``, the steps up to
+    the capture have it too."""
 
     def defect(random: np.random.Generator, size: float, steps: Steps) -> Steps:
         offset = np.zeros(len(steps))
@@ -174,14 +176,14 @@ def _one_step(random: np.random.Generator) -> Floats:
 
 
 def _swapped(random: np.random.Generator) -> Floats:
-    """Two neighbouring steps whose losses lie so far apart."""
+    """Return a defect at two neighbouring steps, in opposite directions."""
     shape, at = np.zeros(COMPARED), random.integers(COMPARED - 1)
     shape[at], shape[at + 1] = 1, -1
     return shape
 
 
 def _onset(random: np.random.Generator) -> Floats:
-    """Nothing, and from some step in the last half on a constant."""
+    """Return a defect that is zero, and constant from some step in the last half on."""
     return np.where(np.arange(COMPARED) < random.integers(COMPARED // 2, COMPARED), 0.0, 1.0)
 
 
@@ -194,7 +196,7 @@ def _oscillation(random: np.random.Generator) -> Floats:
 
 
 def _exploding(random: np.random.Generator) -> Floats:
-    """Nothing for 80 steps, then twice as much every other step."""
+    """Return a defect that is zero for 80 steps, and then doubles every other step."""
     return np.where(np.arange(COMPARED) < 80, 0.0, np.exp2((np.arange(COMPARED) - (COMPARED - 1)) / 2))
 
 
@@ -258,7 +260,7 @@ GROWING: dict[str, Defect] = {
 
 
 def words(setting: Setting, trials: int) -> Counter[VerdictName]:
-    """How often each verdict was given."""
+    """Return how often each verdict was given."""
     random = np.random.default_rng(list(repr(setting).encode()))
     return Counter(_judged(random, setting) for _ in range(trials))
 
@@ -293,7 +295,8 @@ def passed(found: Counter[VerdictName]) -> float:
 
 
 def power_row(noise: float) -> str:
-    """No defect: how often it passes, by correlation, with one graphed run, in more steps; how often it is called diverged."""
+    """Return a row without a defect: how often cells pass by correlation, with one graphed run, and in more steps; and
+    how often they are DIVERGED."""
     settings = [Setting(noise=noise, correlation=correlation) for correlation in CORRELATIONS]
     settings.append(Setting(noise=noise, correlation=0.0, graphed=1, hit=1))
     settings.append(Setting(noise=noise, correlation=0.0, compared=LONG))
@@ -304,14 +307,16 @@ def power_row(noise: float) -> str:
 
 
 def shape_row(shape: str) -> str:
-    """No defect, and noise of another shape: how often it passes, with one graphed run, in more steps."""
+    """Return a row without a defect, for noise of another shape: how often cells pass, also with one graphed run and in
+    more steps."""
     settings = [Setting(shape=shape, noise=QUANTILE, graphed=graphed) for graphed in (2, 1)]
     settings.append(Setting(shape=shape, noise=QUANTILE, compared=LONG))
     return _row([shape, *(f"{passed(words(setting, TRIALS_WITHOUT_DEFECT)):.1%}" for setting in settings)])
 
 
 def defect_row(kind: str) -> str:
-    """How often it passes where it must not, over all noise; and what is said of it where noise is a tenth."""
+    """Return a row with a defect: how often cells wrongly pass, over all noise, and the most frequent verdict if noise
+    is a tenth."""
     found = {
         noise: sum((words(setting, TRIALS) for setting in with_defect(kind, noise)), Counter[VerdictName]())
         for noise in NOISE_WITH_DEFECT
@@ -323,7 +328,7 @@ def defect_row(kind: str) -> str:
 
 
 def with_defect(kind: str, noise: float) -> list[Setting]:
-    """A defect in one of two graphed runs, in both, and in a single one."""
+    """Return settings with a defect in one of two graphed runs, in both, and in a single one."""
     runs = ((2, 1), (2, 2), (1, 1))
     return [
         Setting(kind, noise, correlation, graphed=graphed, hit=hit)
@@ -333,7 +338,8 @@ def with_defect(kind: str, noise: float) -> list[Setting]:
 
 
 def growing_row(kind: str) -> str:
-    """How often it passes, though it will leave the margin: in both graphed runs, one of two, a single one, one of ten."""
+    """Return a row with a defect that will leave the margin: how often cells pass if both graphed runs have it, one of
+    two, a single one, or one of ten."""
     cells = [kind]
     for graphed, hit in ((2, 2), (2, 1), (1, 1), (10, 1)):
         settings = [
@@ -347,7 +353,8 @@ def growing_row(kind: str) -> str:
 
 
 def spike_row(probability: float) -> str:
-    """Spikes on both sides: how often it is called diverged, by the number of graphed runs; how often two of them pass."""
+    """Return a row with spikes on both sides: how often cells are DIVERGED, by the number of graphed runs, and how
+    often cells with two of them pass."""
     found = [
         words(Setting(noise=0.1, graphed=graphed, shape=probability), 2 * TRIALS_WITHOUT_DEFECT)
         for graphed in (2, 1, 4)
@@ -413,14 +420,15 @@ def digest() -> str:
 SWEEPS = 400
 STEPS = 100
 RUN_SPREAD = 0.005
-"""Runs of one cell are half a percent apart, as on a GPU host; steps of a run a fifth of a percent."""
+"""The spread of the runs of one cell: half a percent, as on a GPU host. The steps of a run have a spread of a fifth of
+a percent."""
 LOOKS_OF = {"2 repeats": (AUTO_LOOKS[0],), "6 repeats": (AUTO_LOOKS[-1],), "auto": AUTO_LOOKS}
 TRUE = 20.0
-"""Milliseconds of a graphed step."""
+"""The milliseconds of a graphed step."""
 
 
 def run_of(random: np.random.Generator, mean_ms: float, kind: str, graphed: bool, spread: float = RUN_SPREAD) -> Steps:
-    """A run whose measured steps take ``mean_ms`` on average, but for what its ``kind`` says."""
+    """Return a run whose measured steps take ``mean_ms`` on average. ``kind`` names a change of some of them."""
     level = np.exp(random.normal(0, spread))
     times: Floats = mean_ms * level * (1 + random.normal(0, 0.05 if "uneven" in kind else 0.002, STEPS))
     if kind == "hiccups":
@@ -452,7 +460,8 @@ def pair_of(
     kind: str = "clean",
     spread: float = RUN_SPREAD,
 ) -> PairSpeed:
-    """A pair of runs. Each side has the mean of its steps in milliseconds, and when it began."""
+    """Return a pair of runs. Each side is given by the mean of its steps in milliseconds, and by the time at which it
+    began."""
     window = window_of(run_of(random, eager[0], kind, False, spread), run_of(random, graphed[0], kind, True, spread))
     assert isinstance(window, Window)
     timed = Timed(window, 8.0, np.zeros(0), 0.0)
@@ -462,7 +471,7 @@ def pair_of(
 def pairs_of(
     random: np.random.Generator, true: float, repeats: int, kind: str, spread: float = RUN_SPREAD
 ) -> list[PairSpeed]:
-    """Pairs in alternating order whose graphed steps are ``true`` times as fast."""
+    """Return pairs in alternating order whose graphed steps are ``true`` times as fast."""
     other = 1.01 if kind == IN_STEP else 1.0
     pairs = []
     for repeat in range(repeats):
@@ -499,9 +508,9 @@ SPEED_TRUTHS = (
     (2.0, RUN_SPREAD),
     (1.0, 0.001),
 )
-"""How many times as fast graphed steps are, and how far runs are apart. A step as fast as eager's is to be NEUTRAL."""
+"""True speed-ups, and the spread of runs. A step as fast as the eager one should be NEUTRAL."""
 FAMILIES = ((12, 0.0), (12, 2.0), (40, 0.0))
-"""Cells that are no faster: how many, and the lognormal sigma of their spreads."""
+"""The numbers of cells that are not faster, and the lognormal sigma of their spreads."""
 AUTO_DEFECTS = tuple(kind for kind in DEFECTS if kind not in ("NaN", "Inf", "truncation", "renumbered steps"))
 AUTO_NOISE = (0.1, 0.25, 0.5)
 AUTO_TRIALS = 12
@@ -512,7 +521,7 @@ def seeded(*parts: object) -> np.random.Generator:
 
 
 def speed_words(true: float, kind: str, spread: float, sweeps: int = SWEEPS) -> dict[str, list[list[str]]]:
-    """The words at the looks of many sweeps, for each of LOOKS_OF."""
+    """Return the verdicts at the looks of many sweeps, for each entry of LOOKS_OF."""
     random, found = seeded(true, kind, spread), {name: [] for name in LOOKS_OF}
     for _ in range(sweeps):
         pairs = pairs_of(random, true, AUTO_LOOKS[-1], kind, spread)
@@ -522,12 +531,12 @@ def speed_words(true: float, kind: str, spread: float, sweeps: int = SWEEPS) -> 
 
 
 def share(sweeps: Sequence[Sequence[str]], *wanted: str) -> float:
-    """How many sweeps have one of the ``wanted`` words at any look."""
+    """Return the share of sweeps that have one of the ``wanted`` verdicts at any look."""
     return sum(not set(wanted).isdisjoint(each) for each in sweeps) / len(sweeps)
 
 
 def mean_repeats(sweeps: Sequence[Sequence[str]]) -> float:
-    """How many repeats ``auto`` makes on average, if the first word but INCONCLUSIVE ends the bundle."""
+    """Return the mean number of repeats with ``auto``, if the first verdict other than INCONCLUSIVE ends the bundle."""
     stops = [next((place for place, word in enumerate(each) if word != "INCONCLUSIVE"), -1) for each in sweeps]
     return sum(AUTO_LOOKS[stop] for stop in stops) / len(stops)
 
@@ -544,7 +553,7 @@ def truth_row(true: float, spread: float) -> str:
 
 
 def band_row(true: float = 1 + BAND) -> str:
-    """A step at the edge of NEUTRAL's band, in runs that hardly differ."""
+    """Return a row for a step at the edge of NEUTRAL's band, in runs that hardly differ."""
     found = speed_words(true, "clean", 0.001)
     return _row(
         [
@@ -555,7 +564,7 @@ def band_row(true: float = 1 + BAND) -> str:
 
 
 def family_row(cells: int, sigma: float) -> str:
-    """How often any of so many cells is wrongly FASTER or SLOWER."""
+    """Return how often any of this number of cells is wrongly FASTER or SLOWER."""
     random, wrong = seeded(cells, sigma), Counter[str]()
     for _ in range(SWEEPS):
         spreads = RUN_SPREAD * np.exp(random.normal(0, sigma, (cells, 1)))
@@ -577,7 +586,7 @@ def _claims(drawn: Sequence[Sequence[float]], repeats: int, looks: int) -> bool:
 
 
 def loss_words(setting: Setting, trials: int = AUTO_TRIALS) -> dict[str, list[list[str]]]:
-    """The words of loss verdicts, as speed_words. With a ``hit`` of 1, every other graphed run has the defect."""
+    """Return loss verdicts, as speed_words does for speed. With a ``hit`` of 1, every other graphed run has the defect."""
     random, found = seeded(setting), {name: [] for name in LOOKS_OF}
     runs = AUTO_LOOKS[-1]
     whole = replace(setting, eager=runs, graphed=runs, hit=runs if setting.hit > 1 else runs // 2)
@@ -591,7 +600,7 @@ def loss_words(setting: Setting, trials: int = AUTO_TRIALS) -> dict[str, list[li
 
 
 def loss_row(kind: str) -> str:
-    """How often a defect passes, over noise, in all graphed runs and in every other one."""
+    """Return a row: how often a defect passes, over all noise, in all graphed runs and in every other one."""
     size, levels = (GROWN, NOISE_WITH_GROWTH) if kind in GROWING else (SIZE, AUTO_NOISE)
     found = {name: [] for name in LOOKS_OF}
     for noise in levels:
@@ -603,7 +612,7 @@ def loss_row(kind: str) -> str:
 
 
 def harmless_row(noise: float, shape: str | float = "normal") -> str:
-    """No defect: how often it passes, and how often it is called diverged."""
+    """Return a row without a defect: how often cells pass, and how often they are DIVERGED."""
     found = loss_words(Setting(noise=noise, correlation=0.0, shape=shape), 4 * AUTO_TRIALS)
     name = f"noise of {noise:g} margins" + (f", spikes at {shape:.1%} of steps" if isinstance(shape, float) else "")
     passes = [f"{share(each, *PASSES):.0%}" for each in found.values()]

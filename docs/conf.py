@@ -25,7 +25,8 @@ html_css_files = ["site.css"]
 
 
 def check_addresses(_: Sphinx, document: nodes.document) -> None:
-    """Warn of external links that no browser could open. Whether somebody answers is not asked: builds need no network."""
+    """Warn about external links that no browser could open. Builds need no network, so nobody checks whether a server
+    answers."""
     for reference in document.findall(nodes.reference):
         address = reference.get("refuri", "")
         parts = urlsplit(address)
@@ -34,7 +35,7 @@ def check_addresses(_: Sphinx, document: nodes.document) -> None:
 
 
 def name_pages(app: Sphinx, document: nodes.document, _: str) -> None:
-    """Show a page's title where a link shows its file, as GitHub's readers need it."""
+    """Show a page's title where a link shows its file, as readers on GitHub need it."""
     for reference in document.findall(nodes.reference):
         name = reference.astext().removeprefix("docs/").removesuffix(".md")
         if reference.astext().endswith(".md") and name in app.env.titles:

@@ -1,7 +1,7 @@
-"""Write the tables of the reference that the code knows: `python -m docs.reference`.
+"""Write the tables of the reference from the code: `python -m docs.reference`.
 
-Each stands in a page of this folder between two comments, ``<!-- NAME of docs/reference.py -->`` and ``<!-- end -->``. Only the
-meaning of a field is written by hand, in its row, and stays.
+Each table stands in a page of this folder between two comments, ``<!-- NAME of docs/reference.py -->`` and ``<!-- end -->``. The
+meaning of a field is written by hand in its row. This program keeps it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def exit_codes() -> str:
 
 
 def fields_table(schema: Schema, cls: type, page: str) -> str:
-    """Return the table of a section's fields. Their meanings, and rows of no field, are those of the table on ``page``."""
+    """Return the table of a section's fields. Their meanings come from the table on ``page``, and so do rows that
+    describe no field."""
     rows = [line.strip("| ").split(" | ", 3) for line in page.splitlines() if line.startswith("| ")][2:]
     written = {row[0].strip("`"): row for row in rows}
     defaults = {
@@ -238,7 +239,7 @@ IN_0_19 = {
     "megatron.tp": "seen on a CPU",
     "megatron.overlap_moe_expert_parallel_comm": "seen on a CPU",
 }
-"""How it is known whether 0.19.2 has a fault of 0.16.1."""
+"""The evidence that 0.19.2 has, or does not have, a fault of 0.16.1."""
 WITHOUT_RULE = (
     ("`perform_initialization=False` drops the marks of what is split", "present", "not looked at", "-"),
     ("an expert's second bias is summed over tensor-parallel ranks", "present", "not looked at", "-"),
@@ -253,7 +254,7 @@ WITHOUT_RULE = (
     ("`get_batch_on_this_cp_rank` without a group splits by the global rank", "absent", "present", "CPU"),
     ("HybridEP with a rank capacity and no paged stash drops tokens", "not looked at", "present (read)", "-"),
 )
-"""Faults of Megatron-Core that no rule refuses, as the page describes them."""
+"""Faults of Megatron-Core that no rule rejects, as the page describes them."""
 
 
 def faults_by_release() -> str:
@@ -294,7 +295,7 @@ def _describe_fault(fault: Rule) -> str:
 
 
 def _exhibits(fault: Rule) -> Iterator[Path]:
-    """Yield the exhibits of which a cell has the fault."""
+    """Yield the exhibits with a cell that has the fault."""
     for file in sorted((DOCS.parent / "recipes" / "exhibits").glob("*.yaml")):
         if any(fault.judge(cell.spec) for cell in expand(load(file), "cuda")):
             yield file
@@ -390,7 +391,7 @@ def _tree(folder: Path, depth: int) -> Iterator[str]:
 
 
 def _line(depth: int, name: str, module: Path) -> str:
-    """Return the line of a module. Its words are the first sentence of the docstring, as far as they fit."""
+    """Return the line of a module. Its text is the beginning of the docstring's first sentence, as far as it fits."""
     said = ast.get_docstring(ast.parse(module.read_text())) if module.exists() else None
     words = textwrap.shorten(re.split(r"\.\s", f"{said or ''} ")[0], 100, placeholder=" ...")
     return f"{'  ' * depth + name:<30} # {words}".rstrip(" #")
@@ -428,11 +429,11 @@ BLOCKS: Mapping[str, Callable[[str], str]] = {
     "records": lambda _: records(),
     "json objects": lambda _: json_objects(),
 }
-"""What writes the text between two comments, given the text there."""
+"""The function that writes the text between two comments, from the text that is there."""
 
 
 def with_tables(page: str) -> str:
-    """Return the text of a page with the tables that the code says."""
+    """Return the text of a page with tables from the code."""
     return BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]](found[0])}\n\n{found[3]}", page)
 
 

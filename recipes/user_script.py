@@ -1,4 +1,4 @@
-"""A training program of nobody's: it knows nothing of this project. recipes/user_script.yaml runs it.
+"""An ordinary training program that knows nothing of this project. recipes/user_script.yaml runs it.
 
 With ``--graph`` it captures forward and backward pass by hand on a GPU, and compiles the model on a CPU. With
 ``--stale-inputs`` it has a bug of many graphed programs: it copies no new batch into the graph's inputs.
@@ -60,7 +60,7 @@ def train(device: str, steps: int, stale: bool, *, compiled: bool, graphed: bool
 
 
 def capture(compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """Capture ``compute`` on the current stream. What is returned replays it."""
+    """Capture ``compute`` on the current stream. Return a function that replays it."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         loss = compute()

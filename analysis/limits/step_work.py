@@ -189,7 +189,7 @@ def _passes(spec: RunSpec, rows: float, forward: float, backward: float) -> Work
 
 
 def _both(spec: RunSpec, rows: float, forward: float, backward: float) -> tuple[Work, Work]:
-    """Return the work of the forward and of the backward pass, which move so many elements per row of a micro-batch."""
+    """Return the work of the forward and of the backward pass, given the elements that each moves per row of a micro-batch."""
     moved = rows * spec.num_microbatches * BYTES[spec.training.precision]
     return Work(bytes=moved * forward), Work(bytes=moved * backward)
 

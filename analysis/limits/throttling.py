@@ -150,7 +150,7 @@ def _slowed(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> RatioBounds
 
 
 def _lost(attempts: Sequence[Attempt], side: ThrottleEvidence) -> float:
-    """Return the share of their time by which a side's steps would be shorter at most without slowdowns.
+    """Return the largest share of their time by which a side's steps would be shorter without slowdowns.
 
     It is that of the worst run, summed over ranks, since each may have been slow at another time. It is all of the time if a
     slowdown was not counted.
@@ -213,7 +213,7 @@ def _capped_apart(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Ratio
 
 
 def least_beside(fast: Throttling | None, slow: Throttling | None) -> float:
-    """Return the share of the ratio of two cells' steps that remains at least if both were capped for equally long.
+    """Return the smallest share of the ratio of two cells' steps that would remain if both had been capped for equally long.
 
     It is 0 under different power limits, and 1 if nothing is known.
     """

@@ -126,7 +126,7 @@ def calibrate(name: str, cells: Sequence[MeasuredCell]) -> SiteConstants:
 
 
 def _effects(cell: MeasuredCell, constant: str) -> list[float]:
-    """Return how the forecast bytes of each of _groups change with the constant, per its whole value."""
+    """Return the change of each group's forecast bytes relative to the change of the constant, times the constant's value."""
     own = getattr(MEASURED, constant)
     bumped = replace(MEASURED, **{constant: replace(own, value=own.value * (1 + BUMP))})
     both = zip(_groups(cell, bumped), _groups(cell, MEASURED), strict=True)

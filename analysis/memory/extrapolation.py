@@ -26,7 +26,8 @@ PARTS: Mapping[str, Held] = {
     "tensors": "allocated", "graph pools": "pool", "unused blocks": "cached", "outside of the allocator": "outside",
 }  # fmt: skip
 Bytes = tuple[int, ...]
-"""The bytes of each of PARTS. What the allocator reserved and torch does not count counts as graph pools first."""
+"""The bytes of each of PARTS. Memory that the allocator reserved, but that torch does not count, goes to graph
+pools first."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,9 @@ ALONE_ONCE = EvenSplit()
 
 @dataclass(frozen=True)
 class Family:
-    """The cells of a sweep with a speed verdict, as one of them needs them. Deviations are of the logarithms of ratios.
+    """What the interval of one cell needs to know about all cells of its sweep with a speed verdict.
+
+    Deviations are of the logarithms of ratios.
 
     ``cells`` is the number of verdicts. ``degrees`` are the degrees of freedom of all cells. ``workload`` is the deviation of
     the cells that share this cell's eager runs. ``widest`` is the deviation of the least steady cell.

@@ -146,8 +146,8 @@ class Plan:
     bundles_if_needed: tuple[PlannedBundle, ...] = ()
     """Bundles that begin only if a verdict needs their runs (analysis.verdict.verdict.Verdict.needed_run)."""
     looks: tuple[int, ...] = ()
-    """With ``repeats: auto``, the numbers of repeats after which verdicts are judged, the last one being all. Empty if
-    fixed."""
+    """With ``repeats: auto``, the numbers of repeats after which verdicts are judged. The last number is that of all repeats.
+    Empty for fixed repeats."""
     published: Mapping[str, str] = field(default_factory=dict)
     """Figures that others published, as the recipe quotes them, by their names. The report shows them."""
 

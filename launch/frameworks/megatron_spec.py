@@ -1,4 +1,4 @@
-"""What the words of a user's command show of Megatron's settings, as a spec of engine megatron. Pure."""
+"""Read Megatron's settings from the words of a user's command, as a spec of engine megatron. Pure."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "megatron.moe_router_fusion", ("training.moe_router_fusion", "model.num_moe_experts", "training.deterministic"),
-        "a dense model has no router, and Transformer Engine's router kernels may add numbers in a varying order",
+        "the fusion needs a router, and deterministic mode excludes it because its kernels may add numbers in a varying order",
         lambda spec: spec.training.moe_router_fusion and (not spec.model.is_moe or spec.training.deterministic),
         fix="Set training.moe_router_fusion=false.",
     ),

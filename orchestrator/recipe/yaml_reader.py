@@ -169,7 +169,7 @@ class _Walk:
         """Return the number of values in ``node``. An alias may have visited it before."""
         if id(node) in self._sizes:
             return self._sizes[id(node)]
-        # The size is not known yet. An alias that refers to the node meanwhile is inside it.
+        # The node's size is unknown until it is complete. An alias to it that occurs before then lies inside the node.
         self._sizes[id(node)] = MOST_VALUES + 1
         self._check_tag(node, place)
         size = 1 + len(node.value) // 64 if isinstance(node, yaml.ScalarNode) else 1

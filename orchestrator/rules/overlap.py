@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = (
         _captured_delayed_gradients,
         fix="Capture only moe_router and moe_preprocess, or nothing in a model with a shared expert, or set "
         "parallelism.delay_wgrad_compute to false.",
-        source="Megatron-LM pull request 3074, megatron/training/arguments.py: it takes transformer-engine 2.12, which "
-        "megatron-core 0.16 does not allow, and gradient_accumulation_fusion",
+        source="Megatron-LM pull request 3074, megatron/training/arguments.py. It needs gradient_accumulation_fusion, and "
+        "transformer-engine 2.12, which megatron-core 0.16 does not allow",
     ),
 )  # fmt: skip

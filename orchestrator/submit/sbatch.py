@@ -52,7 +52,7 @@ _UNSURE = re.compile(
 
 
 class Refused(Exception):
-    """sbatch failed, with this message. ``certain`` is whether none of its requests is still on its way.
+    """sbatch failed, with this message. ``certain`` is False while a request of it may still be on its way.
 
     Slurm may have the job nevertheless, because sbatch may be a site's own program that fails afterwards.
     """

@@ -182,7 +182,7 @@ def chain_name(sweep: SweepPaths, plan: Plan, chain: int | str) -> str:
 def _loads(
     sweep: SweepPaths, plan: Plan, chains: Sequence[str], cluster: Cluster, scheduler: JobMonitor
 ) -> list[float]:
-    """Return the minutes of work that each chain already has, at most."""
+    """Return an upper bound on the minutes of work that each chain already has."""
     jobs = scheduler.look(open_submissions(sweep))
     minutes = dict.fromkeys(chains, 0.0)
     for submission in read_submissions(sweep):

@@ -72,7 +72,7 @@ class Partition:
     def _check_number(
         self, nodes: Sequence[Nodes], request: JobRequest, profile: Profile, where: str
     ) -> Iterator[Reason]:
-        """Yield why too few nodes are large enough, or why one job may not have as many."""
+        """Yield why too few nodes are large enough, or why one job may not have that many nodes."""
         fitting = sum(equal.count for equal in nodes if not any(_check_size([equal], request, profile, where)))
         needs = f"the run needs {count('node', request.nodes)}, and {where}"
         fix = f"{_OTHER_PARTITION}, or change resources.nodes"

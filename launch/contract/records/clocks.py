@@ -16,8 +16,9 @@ ClockReason = Literal["power_cap", "thermal", "sync_boost", "hardware_slowdown",
 class Clocks:
     """A GPU's clocks over a phase of ``seconds``, as its driver reports them.
 
-    ``throttled`` maps each reason that the driver counts to seconds. ``active`` has the reasons active at the phase's start or
-    end, None if unknown. ``power_limits`` has the limits at these two times, in watts. ``sm_mhz`` is the SM clock at the end.
+    ``throttled`` has the seconds of each reason that the driver counts. ``active`` has the reasons active at the
+    phase's start or end, None if unknown. ``power_limits`` has the limits at these two times, in watts. ``sm_mhz`` is
+    the SM clock at the end.
     """
 
     seconds: Amount
