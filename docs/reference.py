@@ -241,7 +241,7 @@ IN_0_19 = {
 }
 """The evidence that 0.19.2 has, or does not have, a fault of 0.16.1."""
 WITHOUT_RULE = (
-    ("`perform_initialization=False` drops the marks of what is split", "present", "not looked at", "-"),
+    ("`perform_initialization=False` drops the marks of split parameters", "present", "not looked at", "-"),
     ("an expert's second bias is summed over tensor-parallel ranks", "present", "not looked at", "-"),
     ("transfers of interleaved stages on two ranks are mixed up", "present", "not looked at", "CPU"),
     ("warm-up passes of a local capture count into the experts' load", "present (read)", "absent (read)", "-"),
