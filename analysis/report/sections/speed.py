@@ -52,7 +52,7 @@ NOTES_GPU = (
 
 def render(report: ReportData) -> list[str]:
     timed = [(result, result.speed.speedup) for result in report.shown if result.speed.speedup]
-    remarks = ["\n".join(remarks)] if (remarks := [line for r in report.shown for line in _remarks(r)]) else []
+    remarks = _remarks(report.shown)
     if not timed:
         return ["## Speed", *remarks] if remarks else []
     on_gpu = any(result.on_gpu for result, _ in timed)
@@ -145,21 +145,30 @@ def _contention(neighbours: HostContention) -> str:
     )
 
 
-def _remarks(result: CellResult) -> Iterator[str]:
-    name, speed = f"- {result.name}", result.speed.speedup
+def _remarks(shown: Sequence[CellResult]) -> list[str]:
+    """Return a list of remarks on cells, each once, with the names of its cells."""
+    names: dict[str, list[str]] = {}
+    for result in shown:
+        for remark in _remarks_on(result):
+            names.setdefault(remark, []).append(result.name)
+    return ["\n".join(f"- {', '.join(cells)}: {remark}" for remark, cells in names.items())] if names else []
+
+
+def _remarks_on(result: CellResult) -> Iterator[str]:
+    speed = result.speed.speedup
     untimed = next((pair.speed.reason for pair in result.pairs if pair.speed.reason), "")
     if result.passes and not speed and untimed:
-        yield f"{name}: no speed-up, because {untimed}."
+        yield f"no speed-up, because {untimed}."
     if result.passes and speed and speed.reason:
-        yield f"{name}: INCONCLUSIVE, because {speed.reason}."
+        yield f"INCONCLUSIVE, because {speed.reason}."
     if speed and speed.outliers_kept:
-        yield f"{name}: outliers stay in, because {speed.outliers_kept}."
+        yield f"outliers stay in, because {speed.outliers_kept}."
     throttling, straggler = result.speed.throttling, result.speed.straggler
     if throttling and throttling.own.slowed and not speed:
-        yield f"{name}: its GPUs were slowed down by {throttling.own.slowed}."
+        yield f"GPUs were slowed down by {throttling.own.slowed}."
     if straggler:
         what = "its GPU computes for" if straggler.what == "computing" else "its host takes"
         yield (
-            f"{name}: rank {straggler.rank} slows the others down: {what} {straggler.milliseconds:.2f} ms per step. The "
+            f"rank {straggler.rank} slows the others down: {what} {straggler.milliseconds:.2f} ms per step. The "
             f"median of the other ranks of its pipeline stage is {straggler.others_ms:.2f} ms. GPU throttled: {straggler.throttled}."
         )
