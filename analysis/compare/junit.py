@@ -3,6 +3,9 @@
 A test fails if its answer is bad. It is in error if it gave no answer: a run has no outcome, or its verdict is INCONCLUSIVE.
 Cells that were rejected or cannot run are skipped. A comparison also skips a cell that is not comparable and otherwise not
 worse. Times are those of the runs, so the same input gives the same bytes.
+
+The class of a testcase is the recipe or the golden file, because a CI follows a test over time by class and name, and the
+sweep of each night has another name.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ class Case:
     seconds: float = 0.0
 
 
-def junit_of_report(golden: Golden, *, allow_empty: bool = False) -> bytes:
-    """Return the JUnit XML of a report. A cell passes if nothing in it makes the report's exit code other than 0.
+def junit_of_report(golden: Golden, recipe: str, *, allow_empty: bool = False) -> bytes:
+    """Return the JUnit XML of the report on a sweep of ``recipe``. A cell passes if nothing in it makes the report's exit code other than 0.
 
     If graphed cells could not run, or there are none, one more testcase is in error, unless ``allow_empty`` is set.
     """
@@ -40,14 +43,14 @@ def junit_of_report(golden: Golden, *, allow_empty: bool = False) -> bytes:
     if golden.summary.unvalidated and not allow_empty:
         cases.append(Case("graphed cells", "error", "not validated", golden.summary.unvalidated))
     properties = {key: ", ".join(value for value, _ in values) for key, values in golden.provenance.items()}
-    return _as_xml(golden.sweep, cases, properties)
+    return _as_xml(golden.sweep, recipe, cases, properties)
 
 
 def junit_of_comparison(comparison: Comparison) -> bytes:
     """Return the JUnit XML of a comparison. A cell passes if none of its changes has an ending."""
     properties = {unlike.key: f"{unlike.before} -> {unlike.after}" for unlike in comparison.environment}
     name = f"{comparison.after} against {comparison.before}"
-    return _as_xml(name, [*map(_case_of_comparison, comparison.cells)], properties)
+    return _as_xml(name, f"against {comparison.before}", [*map(_case_of_comparison, comparison.cells)], properties)
 
 
 def _case_of_cell(cell: GoldenCell, failures: Sequence[GoldenFailure]) -> Case:
@@ -66,7 +69,7 @@ def _case_of_comparison(cell: CellComparison) -> Case:
     return Case(cell.label, ending, ", ".join(one.aspect for one in found), said, cell.seconds)
 
 
-def _as_xml(name: str, cases: Sequence[Case], properties: Mapping[str, str]) -> bytes:
+def _as_xml(name: str, class_name: str, cases: Sequence[Case], properties: Mapping[str, str]) -> bytes:
     """Return the XML in the form that Jenkins, GitLab and GitHub's reporters read: testsuites, testsuite, testcase."""
     endings = [case.ending for case in cases]
     counts = {
@@ -83,7 +86,7 @@ def _as_xml(name: str, cases: Sequence[Case], properties: Mapping[str, str]) -> 
         for key, value in properties.items():
             ElementTree.SubElement(listed, "property", {"name": _legal(key), "value": _legal(value)})
     for case in cases:
-        identity = {"classname": _legal(name), "name": _legal(case.name), "time": f"{case.seconds:.3f}"}
+        identity = {"classname": _legal(class_name), "name": _legal(case.name), "time": f"{case.seconds:.3f}"}
         element = ElementTree.SubElement(suite, "testcase", identity)
         if case.ending:
             said = {"message": _legal(case.message), "type": _legal(case.kind)}

@@ -43,7 +43,9 @@ def add_planning(parser: Parser) -> None:
 
 
 def add_recipe(parser: Parser) -> None:
-    parser.add_argument("recipe", type=Path, help="recipe file (YAML), or the name of a recipe that ships with this program")
+    parser.add_argument(
+        "recipe", type=Path, help="recipe file (YAML), or the name of a recipe that ships with this program"
+    )
     parser.add_argument(
         "overrides",
         nargs="*",

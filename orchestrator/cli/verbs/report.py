@@ -46,7 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_tracking(paths, plan)
     said = track_report(paths, plan)
     if arguments.junit or arguments.golden:
-        _write_exports(paths, arguments.junit, arguments.golden, allow_empty=arguments.allow_empty)
+        recipe = Path(plan.recipe_file).stem
+        _write_exports(paths, recipe, arguments.junit, arguments.golden, allow_empty=arguments.allow_empty)
     if arguments.json:
         print((paths.report / "report.json").read_text(), end="")
     else:
@@ -55,10 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
     return read_exit_code(paths, allow_empty=arguments.allow_empty)
 
 
-def _write_exports(paths: SweepPaths, junit: Path | None, golden_file: Path | None, *, allow_empty: bool) -> None:
+def _write_exports(
+    paths: SweepPaths, recipe: str, junit: Path | None, golden_file: Path | None, *, allow_empty: bool
+) -> None:
     golden = read_golden(read_json(paths.report / "report.json"))
     if junit:
-        write_bytes(junit, junit_of_report(golden, allow_empty=allow_empty))
+        write_bytes(junit, junit_of_report(golden, recipe, allow_empty=allow_empty))
     if golden_file:
         if not golden.cells:
             raise input_error(

@@ -54,12 +54,13 @@ def bad_second_workload(run: AttemptRecord) -> None:
 def test_a_report_is_a_testcase_a_cell(tmp_path: Path) -> None:
     extra = [Extra(workload_spec(9, "full_iteration", 120), (Reason("capture.warmup", "m", "r"),))]
     golden = golden_of(write_sweep(tmp_path / "s", workloads=4, extra=extra, edit=bad_second_workload))
-    content = junit_of_report(golden)
+    content = junit_of_report(golden, "mine")
     suite = suite_of(content)
     assert [case.attrib["name"] for case in suite.findall("testcase")][:2] == [
         "eager, lr 0.001",
         "torch_compile, lr 0.001",
     ]
+    assert {case.attrib["classname"] for case in suite.findall("testcase")} == {"mine"}
     assert endings(suite) == {
         "torch_compile, lr 0.002": ("failure", "unsound records"),
         "torch_compile, lr 0.003": ("failure", "CUDA_OOM"),
@@ -68,13 +69,14 @@ def test_a_report_is_a_testcase_a_cell(tmp_path: Path) -> None:
     }
     values = {one.attrib["name"]: one.attrib["value"] for one in suite.iter("property")}
     assert values["versions.torch"] == "2.13.0"
-    assert content == junit_of_report(golden), "the same bytes"
+    assert content == junit_of_report(golden, "mine"), "the same bytes"
 
 
 def test_what_there_is_nothing_to_hold_against_is_skipped_and_fails_nobody() -> None:
     one = CellComparison("a", "a", "id", (FigureChange("speed", "not comparable", "1.2x", "1.1x"),))
     worse = CellComparison("b", "b", "id", (*one.differences, FigureChange("memory", "worse", "1", "2")))
     suite = suite_of(junit_of_comparison(Comparison("then", "now", (one, worse), (), (), 0.05)))
+    assert {case.attrib["classname"] for case in suite.findall("testcase")} == {"against then"}
     assert endings(suite) == {"a": ("skipped", "speed"), "b": ("failure", "memory")}
 
 
@@ -99,7 +101,7 @@ CELLS = st.builds(
 @given(cells=st.lists(CELLS, max_size=4), name=st.text(max_size=20), words=st.text(max_size=20))
 def test_any_report_is_xml_and_passes_where_it_does(cells: list[GoldenCell], name: str, words: str) -> None:
     golden = Golden(name, tuple(cells), (), {"a": ((words, 1),)}, "")
-    suite = suite_of(junit_of_report(golden))
+    suite = suite_of(junit_of_report(golden, "mine"))
     for one, case in zip(cells, suite.findall("testcase"), strict=True):
         bad = one.verdict is not None and one.verdict.verdict not in PASSES
         passes = not (bad or one.unexpected or one.unsound_records or one.unfinished)
@@ -135,7 +137,7 @@ def test_what_is_worse_is_said(change: Change, ending: str) -> None:
 def test_a_failed_cell_says_why_and_what_to_do() -> None:
     failure = GoldenFailure("rank 0: boom", "mend it", ("graphed",), ())
     cells = tuple(cell(None, True, (), False, label) for label in ("graphed", "other"))
-    suite = suite_of(junit_of_report(Golden("s", cells, (), {}, "", failure_modes=(failure,))))
+    suite = suite_of(junit_of_report(Golden("s", cells, (), {}, "", failure_modes=(failure,)), "mine"))
     failed, other = (case[0].attrib["message"] for case in suite.findall("testcase")[:2])
     assert failed == "ended COMPLETED, expected COMPLETED; rank 0: boom (fix: mend it)"
     assert other == "ended COMPLETED, expected COMPLETED"
@@ -144,7 +146,7 @@ def test_a_failed_cell_says_why_and_what_to_do() -> None:
 def test_what_xml_cannot_hold_is_shown_and_nothing_ends_an_attribute() -> None:
     words = 'a\x00b\x1b[31m ]]> \ud800 \ufffe <b> " & \n'
     bad = dataclasses.replace(cell("DIVERGED", False, (), False, words), verdict=GoldenVerdict("DIVERGED", words, None))
-    suite = suite_of(junit_of_report(Golden(words, (bad,), (), {words: ((words, 1),)}, "")))
+    suite = suite_of(junit_of_report(Golden(words, (bad,), (), {words: ((words, 1),)}, ""), words))
     (case,) = suite.findall("testcase")
     assert case[0].attrib["message"] == 'a\\x00b\\x1b[31m ]]> \\ud800 \\ufffe <b> " & \n'
     assert case.attrib["name"] == suite.attrib["name"] == case[0].attrib["message"]

@@ -203,5 +203,5 @@ def test_no_record_writes_markup_or_control_characters_into_a_report(tmp_path: P
     assert not set(report.summary) & {"\0", "\x1b", "\n"}
     outcome = read_json(report.json)["cells"][1]["runs"][0]["outcome"]
     assert outcome["message"] == f"boom \ud800{EVIL}", "report.json holds it whole"
-    assert b"\\x1b[31m" in junit_of_report(golden_of(sweep))
+    assert b"\\x1b[31m" in junit_of_report(golden_of(sweep), "mine")
     assert "`" not in "".join(result.cell.label for result in judge_sweep(sweep).results)
