@@ -73,7 +73,7 @@ GRAPH_IMPLS: Mapping[GraphImpl, GraphImplementation] = {
     ),
     "full_iteration": GraphImplementation(
         ("torch_native", "megatron", "command"), "step", "torch.cuda.graph around a step's forward and backward passes",
-        least_warmup_steps=1, optimizer_engines=("torch_native",),
+        least_warmup_steps=1, optimizer_engines=("torch_native", "megatron"),
     ),
     "command": GraphImplementation(("command",), "step", "what the program captures itself", needs_cuda=False),
 }  # fmt: skip

@@ -220,6 +220,8 @@ class Training:
     attention_backend: Literal["auto", "sdpa", "flex", "transformer_engine"] = "auto"
     gradient_accumulation_fusion: bool = False
     moe_router_fusion: bool = False
+    capturable_optimizer: bool = False
+    """Whether Megatron-Core's Adam uses kernels that a graph can contain, in the eager baseline too."""
     cpu_offloading: bool = False
     variable_sequence_lengths: bool = False
     deterministic: bool = False

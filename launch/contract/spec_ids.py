@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 LAYOUT_ONLY = (
     "micro_batch_size", "recompute", "recompute_modules", "compile", "attention_backend", "gradient_accumulation_fusion", "moe_router_fusion",
-    "cpu_offloading", "deterministic",
+    "capturable_optimizer", "cpu_offloading", "deterministic",
 )  # fmt: skip
 """Training fields that change how a task runs, but not the task. The first one belongs to the task if a loss depends on the
 micro-batch (see :func:`task_id`)."""
 
 
-BEFORE_FIELDS = (("attention_dropout", 0.0), ("hidden_dropout", 0.0), ("optimizer_precision", "fp32"), ("pattern", ""))
+BEFORE_FIELDS = (
+    ("attention_dropout", 0.0), ("hidden_dropout", 0.0), ("optimizer_precision", "fp32"), ("pattern", ""), ("capturable_optimizer", False),
+)  # fmt: skip
 """What runs did before these fields existed. At this value a digest omits the field, so those runs keep their ids."""
 
 

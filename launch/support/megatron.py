@@ -183,6 +183,41 @@ RULES: tuple[Rule, ...] = (
         source=f"{MCORE}optimizer/optimizer_config.py:379",
     ),
     MegatronRule(
+        "megatron.optimizer", ("cuda_graph.optimizer", "training.capturable_optimizer"),
+        "this release has no optimizer that a graph can contain",
+        lambda spec: spec.cuda_graph.optimizer or spec.training.capturable_optimizer,
+        fix="Set cuda_graph.optimizer=false and training.capturable_optimizer=false, or megatron_core=0.19 and "
+        "training.capturable_optimizer=true.",
+        source="megatron-core 0.19.2 optimizer/optimizer_config.py:392 (absent in 0.16.1)",
+        releases=("0.16",),
+    ),
+    MegatronRule(
+        "megatron.capturable_optimizer", ("cuda_graph.optimizer", "training.capturable_optimizer"),
+        "a graph can contain only the capturable Adam, and the eager baseline must have it too, because it rounds differently",
+        lambda spec: spec.cuda_graph.optimizer and not spec.training.capturable_optimizer,
+        fix="Set training.capturable_optimizer=true, or cuda_graph.optimizer=false.",
+        source="megatron-core 0.19.2 optimizer/__init__.py:551",
+        releases=("0.19",),
+    ),
+    MegatronRule(
+        "megatron.capturable_optimizer", ("training.capturable_optimizer", "training.optimizer_precision"),
+        "Transformer Engine's capturable Adam keeps masters and moments in fp32",
+        lambda spec: spec.training.capturable_optimizer and spec.training.optimizer_precision == "lean",
+        fix="Set training.optimizer_precision=fp32, or training.capturable_optimizer=false and cuda_graph.optimizer=false.",
+        source="transformer_engine 2.11 pytorch/optimizers/fused_adam.py:148",
+        releases=("0.19",),
+    ),
+    MegatronRule(
+        "megatron.optimizer",
+        ("cuda_graph.optimizer", "parallelism.ep", "parallelism.etp", "parallelism.distributed_optimizer"),
+        "experts with their own ranks then have their own gradient norm, which the host adds, and no graph allows that",
+        lambda spec: spec.cuda_graph.optimizer and spec.model.is_moe and not spec.parallelism.distributed_optimizer
+        and (spec.parallelism.ep > 1 or spec.parallelism.etp != spec.parallelism.tp),
+        fix="Set parallelism.distributed_optimizer=true, or cuda_graph.optimizer=false.",
+        source="megatron-core 0.19.2 optimizer/optimizer.py:1773",
+        releases=("0.19",),
+    ),
+    MegatronRule(
         "megatron.num_query_groups", ("model.num_query_groups", "parallelism.tp"), "tp must divide the query groups",
         lambda spec: not divides(spec.parallelism.tp, spec.model.num_query_groups),
         fix="Choose a tp that divides num_query_groups.",

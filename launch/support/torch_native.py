@@ -95,6 +95,7 @@ RULES: tuple[Rule, ...] = (
     fixed("torch_native", "training.fp8", "none", "Set training.fp8=none, or engine=megatron."),
     fixed("torch_native", "training.gradient_accumulation_fusion", False, ON_MEGATRON),
     fixed("torch_native", "training.moe_router_fusion", False, ON_MEGATRON),
+    fixed("torch_native", "training.capturable_optimizer", False),
     fixed("torch_native", "training.cpu_offloading", False),
     fixed("torch_native", "training.variable_sequence_lengths", False),
     NativeRule(

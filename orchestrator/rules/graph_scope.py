@@ -55,10 +55,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "scope.optimizer", ("cuda_graph.optimizer", "engine", "cuda_graph.impl"),
-        "only torch_native's full_iteration captures the optimizer",
+        "only full_iteration captures the optimizer",
         lambda spec: spec.cuda_graph.optimizer and spec.engine not in spec.cuda_graph.implementation.optimizer_engines,
-        fix="Set cuda_graph.optimizer to false, or use full_iteration with engine torch_native.",
-        source=f"{MCORE}full_cuda_graph.py:94 (captures forward and backward; the optimizer runs after it)",
+        fix="Set cuda_graph.optimizer=false, or cuda_graph.impl=full_iteration and cuda_graph.scope=[].",
     ),
     Rule(
         "scope.duplicate", ("cuda_graph.scope",), "each scope must be named once",

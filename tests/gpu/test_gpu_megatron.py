@@ -82,6 +82,7 @@ MODELS = {
 OVERLAPPED = {"distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
 EAGER = CudaGraph("none")
 WHOLE = CudaGraph("full_iteration")
+UPDATED = CudaGraph("full_iteration", optimizer=True)
 ROUTED = ("attn", "moe_router", "moe_preprocess")
 YARN_GRAPHS = (CudaGraph("transformer_engine", ("attn",)), CudaGraph("transformer_engine", ROUTED))
 CASES: list[tuple[str, CudaGraph]] = [
@@ -331,6 +332,7 @@ def spec_of(model: Model, graph: CudaGraph, parallelism: Parallelism = Paralleli
         training=Training(
             steps=STEPS, sequence_length=64 * (2 * parallelism.cp if parallelism.cp > 1 else 1), micro_batch_size=2,
             global_batch_size=2 * MICRO_BATCHES * parallelism.dp, precision="bf16", clip_grad=0.0,
+            capturable_optimizer=graph.optimizer,
         ),
         cuda_graph=graph,
         data=Data(kind="text"),
@@ -505,6 +507,59 @@ def test_deterministic_runs_are_equal_to_the_bit(model: Model, fuses: bool) -> N
         assert torch.equal(other.losses, first.losses) and torch.equal(other.norms, first.norms)
         for one, expected in zip(other.gradients, first.gradients, strict=True):
             assert [name for name in expected if not torch.equal(one[name], expected[name])] == []
+
+
+HAS_OPTIMIZER_GRAPH = pytest.mark.skipif(RELEASE == "0.16", reason="it has no graph of the optimizer")
+CLIP = 0.25
+
+
+@cache
+def trained_with_updates(name: str, graph: CudaGraph, capturable: bool = True, schedule: Any = "cosine") -> Trained:
+    """Deterministic, with gradients that are clipped, and learning rates that change in each step of a cosine."""
+    spec = deterministic_of(spec_of(MODELS[name], graph), fuses=False)
+    training = replace(
+        spec.training,
+        capturable_optimizer=capturable,
+        clip_grad=CLIP,
+        learning_rate=3e-3,
+        learning_rate_schedule=schedule,
+    )
+    spec = replace(spec, training=training)
+    assert unsupported(spec) == ()
+    return trained(spec)
+
+
+@HAS_OPTIMIZER_GRAPH
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("name", ["dense", "padded"])
+def test_a_graph_of_the_optimizer_updates_what_eager_code_updates(name: str) -> None:
+    """To the bit: losses and norms of every step, and gradients, which are as clipping left them."""
+    eager, found = trained_with_updates(name, EAGER), trained_with_updates(name, UPDATED)
+    assert found.kinds == ["warmup"] * 3 + ["capture"] + ["steady"] * (STEPS - 4)
+    assert found.stats.proven and found.stats.effective_scope == ("forward_backward", "optimizer"), found.stats
+    assert found.stats.graphs == found.stats.launches_per_step == found.launches == 2, (found.launches, found.stats)
+    assert torch.equal(found.losses, eager.losses) and torch.equal(found.norms, eager.norms)
+    for one, expected in zip(found.gradients, eager.gradients, strict=True):
+        assert [key for key in expected if not torch.equal(one[key], expected[key])] == []
+    assert found.pool_while_open > 0 and found.pool_when_closed == 0
+
+
+@HAS_OPTIMIZER_GRAPH
+@pytest.mark.usefixtures("deterministic")
+def test_a_capturable_optimizer_trains_as_another_does() -> None:
+    """The learning rate moves losses by more than rounding, and some steps are clipped."""
+    found, plain = (trained_with_updates("dense", EAGER, capturable) for capturable in (True, False))
+    constant = trained_with_updates("dense", EAGER, schedule="constant")
+    assert (plain.norms > CLIP).any()
+    torch.testing.assert_close(found.losses, plain.losses, rtol=0, atol=3e-2)
+    torch.testing.assert_close(found.norms, plain.norms, rtol=1e-1, atol=0)
+    assert not torch.equal(found.losses, constant.losses)
+
+
+@HAS_OPTIMIZER_GRAPH
+@pytest.mark.usefixtures("deterministic")
+def test_no_step_with_a_captured_optimizer_waits_for_the_device() -> None:
+    assert trained_with_updates("dense", UPDATED).host_ms is not None
 
 
 @pytest.mark.parametrize("name", ["moe", "gpt-oss"])

@@ -19,9 +19,11 @@ from launch.train.data_loader import batch, open_source
 from launch.train.inspection.step_check import check_step
 from tests.gpu.test_gpu_megatron import (  # noqa: F401 (a fixture)
     FP8,
+    HAS_OPTIMIZER_GRAPH,
     IN_8_BITS,
     MODELS,
     ROUTED,
+    UPDATED,
     WHOLE,
     YARN,
     fused,
@@ -52,6 +54,7 @@ CASES: list[tuple[str, CudaGraph]] = [
     ("padded", WHOLE),
     ("padded gpt-oss", WHOLE),
     ("padded yarn", WHOLE),
+    *[(name, UPDATED) for name in ("dense", "padded") if RELEASE != "0.16"],
 ]
 
 
@@ -185,6 +188,19 @@ def test_a_stale_scale_is_found(graph: CudaGraph, record_property: Callable[[str
     (found,) = checked(in_8_bits("dense", graph, "delayed"), 1, change=move)
     record_property("worst", worst([found]))
     assert any("layers.1.mlp.linear_fc2" in name for name in faults_of(found)), found
+
+
+@HAS_OPTIMIZER_GRAPH
+def test_a_stale_learning_rate_is_found(record_property: Callable[[str, object], None]) -> None:
+    """The rate moves to new memory after the capture, and the graph keeps that of the step before."""
+
+    def move(engine: Any) -> None:
+        for group in engine._optimizer.param_groups:
+            group["lr"] = group["lr"].clone()
+
+    (found,) = checked(spec_of(MODELS["dense"], UPDATED), 1, change=move)
+    record_property("worst", worst([found]))
+    assert any(name.startswith("master weight of") for name in faults_of(found)), found
 
 
 @pytest.mark.parametrize("graph", [LAYERS, WHOLE], ids=lambda graph: graph.impl)

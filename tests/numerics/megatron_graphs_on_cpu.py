@@ -1,7 +1,7 @@
 """Run Megatron-Core's CUDA graphs without a GPU: all of its code for capture and replay runs, but graphs are imitated.
 
-The replay of a layer's graph computes the layer again, and that of a whole step computes the step again. The first
-replay does not repeat what the capture has computed.
+The replay of a layer's graph computes the layer again, that of a whole step computes the step again, and that of the
+optimizer's graph updates again. The first replay does not repeat what the capture has computed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class Graph:
 @contextmanager
 def capture(graph: Graph, **settings: Any) -> Iterator[None]:
     Graph.capturing = graph
-    yield
-    Graph.capturing = None
+    try:
+        yield
+    finally:
+        Graph.capturing = None
 
 
 OF_CUDA = {
@@ -88,6 +90,49 @@ def repeating(forward_backward: Callable[..., list[torch.Tensor]]) -> Callable[.
 
         graph.work = work
         return losses
+
+    return run
+
+
+READING = ("item", "tolist", "__bool__", "__float__", "__int__")
+
+
+def refuse_to_read(tensor: torch.Tensor) -> None:
+    refuse_to_wait()
+
+
+def repeating_update(step: Callable[[], Any]) -> Callable[[], Any]:
+    """Let the graph that captures an optimizer's ``step`` compute it again. What the host gave it then stays as it was."""
+    optimizer: Any = step.__self__  # type: ignore[attr-defined]
+
+    def numbers() -> list[dict[str, Any]]:
+        return [
+            {name: value for name, value in group.items() if isinstance(value, (float, tuple))}
+            for group in optimizer.param_groups
+        ]
+
+    def give(values: list[dict[str, Any]]) -> None:
+        for group, own in zip(optimizer.param_groups, values, strict=True):
+            group |= own
+
+    def run() -> Any:
+        graph = Graph.capturing
+        if graph is None:
+            return step()
+        with mock.patch.multiple(torch.Tensor, **dict.fromkeys(READING, refuse_to_read)):
+            success, norm, zeros = step()
+        captured, computed = numbers(), [True]
+
+        def work() -> None:
+            if computed and computed.pop():
+                return
+            given = numbers()
+            give(captured)
+            norm.copy_(step()[1])
+            give(given)
+
+        graph.work = work
+        return success, norm, zeros
 
     return run
 
@@ -171,6 +216,7 @@ def graphs_on_cpu(impl: str) -> Iterator[None]:
 
         # Import this before Transformer Engine appears to exist.
         importlib.import_module("launch.engines.megatron.engine")
+        from launch.engines.megatron.release import OptimizerCudaGraphWrapper
     runner = {"create_fwd_graph": create_forward, "create_bwd_graph": create_backward, "replay_graph_capture": replay}
     wrap = full_cuda_graph.FullCudaGraphWrapper.__init__
     tracker = SimpleNamespace(is_inference_rng_tracker=True, fork=nullcontext)
@@ -189,6 +235,15 @@ def graphs_on_cpu(impl: str) -> Iterator[None]:
             mock.patch.multiple(cuda_graphs._CudaGraphRunner, **runner),
         ):
             replaced.enter_context(patch)
+        if OptimizerCudaGraphWrapper is not None:
+            wrap_update = OptimizerCudaGraphWrapper.__init__
+            replaced.enter_context(
+                mock.patch.object(
+                    OptimizerCudaGraphWrapper,
+                    "__init__",
+                    lambda wrapper, step, warmup: wrap_update(wrapper, repeating_update(step), warmup),
+                )
+            )
         if impl == "transformer_engine":
             modules = {"transformer_engine": package, "transformer_engine.pytorch": package.pytorch}
             for patch in (

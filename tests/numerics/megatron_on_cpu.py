@@ -7,6 +7,7 @@ CPU.
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -25,6 +26,7 @@ from launch.engines.protocol import RankPlace
 from launch.train.data_loader import batch, open_source
 
 CPU = torch.device("cpu")
+ADAM = importlib.import_module("torch.optim.adam")
 TYPE, ADD_IN_PLACE = torch.Tensor.type, torch.Tensor.__iadd__
 ALL_GATHER, REDUCE_SCATTER = dist.all_gather, dist.reduce_scatter
 FACTORIES = ("arange", "empty", "ones", "tensor", "zeros")
@@ -211,6 +213,7 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
                 mock.patch.multiple(dist, all_gather=gather_uneven, reduce_scatter=scatter_uneven),
                 mock.patch.multiple(torch.cuda, **OF_CUDA),
                 mock.patch.multiple(random, **OF_RANDOM),
+                mock.patch.object(ADAM, "_get_capturable_supported_devices", lambda **settings: ["cpu"]),
                 # Its default assumes fp8, and then calls Transformer Engine.
                 mock.patch.object(random.CheckpointWithoutOutput.__init__, "__defaults__", (None,)),
                 # Otherwise one bucket would hold a whole tiny model.
@@ -254,8 +257,10 @@ def megatron_engine(spec: RunSpec) -> Iterator[Any]:
     try:
         with cpu_as_cuda() as module:
             engine = module.MegatronEngine(spec, RankPlace(rank, size, CPU))
-            yield engine
-            engine.close()
+            try:
+                yield engine
+            finally:
+                engine.close()  # of a capture that failed too: Megatron-Core keeps graphs in its classes
     finally:
         from megatron.core import parallel_state
 

@@ -4,7 +4,7 @@ are found."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -19,7 +19,16 @@ from launch.train.inspection.step_check import check_step
 from tests.distributed import workers
 from tests.numerics.megatron_graphs_on_cpu import graphs_on_cpu
 from tests.numerics.megatron_on_cpu import megatron_engine
-from tests.numerics.test_megatron_graphs import EVEN, OVERLAPPED, PADDED, ROUTED, graph, spec_of
+from tests.numerics.test_megatron_graphs import (
+    EVEN,
+    HAS_OPTIMIZER_GRAPH,
+    OVERLAPPED,
+    PADDED,
+    ROUTED,
+    captured_optimizer,
+    graph,
+    spec_of,
+)
 from tests.numerics.test_step_check import layer_results, out_of_memory
 from tests.numerics.tiny import DENSE, batches
 
@@ -93,6 +102,27 @@ def compare_runs(spec: RunSpec) -> None:
 )
 def test_checks_find_nothing_and_change_nothing(model: Model, settings: CudaGraph) -> None:
     compare_runs(spec_of(model, settings))
+
+
+@HAS_OPTIMIZER_GRAPH
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        (BIASED, {}),
+        (DENSE, {"precision": "bf16", "clip_grad": 0.5}),
+        (DENSE, {"precision": "bf16", "gradient_precision": "bf16", "clip_grad": 0.5}),
+    ],
+    ids=str,
+)
+def test_checks_of_a_captured_optimizer_find_nothing_and_change_nothing(model: Model, changes: dict[str, Any]) -> None:
+    compare_runs(captured_optimizer(spec_of(model, WHOLE), **changes))
+
+
+@HAS_OPTIMIZER_GRAPH
+@pytest.mark.parametrize("gather", [True, False])
+def test_checks_of_a_captured_optimizer_on_two_ranks(gather: bool) -> None:
+    layout = replace(OVERLAPPED, overlap_param_gather=gather)
+    compare_runs(captured_optimizer(spec_of(replace(DENSE, vocab_size=32), WHOLE, layout), global_batch_size=8))
 
 
 @pytest.mark.parametrize(
@@ -180,6 +210,15 @@ def other_weight(engine: Any, name: str, change: Callable[[torch.Tensor], object
     weight.copy_(kept)
 
 
+@contextmanager
+def other_rates(engine: Any) -> Iterator[None]:
+    """The graph of the optimizer reads other learning rates, 2% off."""
+    with ExitStack() as others:
+        for group in engine._optimizer.param_groups:
+            others.enter_context(mock.patch.dict(group, lr=group["lr"] * 1.02))
+        yield
+
+
 def lost_microbatch(engine: Any) -> AbstractContextManager[Any]:
     """Let the second micro-batch add nothing to gradients."""
     objective, calls = engine._schedule._objective, iter((1.0, 0.0))
@@ -209,6 +248,17 @@ def test_planted_faults_are_found_and_named(model: Model, settings: CudaGraph) -
         # The check lists the largest differences. Which gradients of the layer are among them, rounding decides.
         assert stale.calibrated and any(name.startswith("gradient of 0.decoder.layers.1.") for name in faults_of(stale))
         assert first_of(stale) == "output of decoder layer 1, micro-batch 0"
+
+
+@HAS_OPTIMIZER_GRAPH
+@pytest.mark.parametrize("changes", [{}, {"precision": "bf16"}], ids=str)
+def test_a_learning_rate_of_an_earlier_step_is_found(changes: dict[str, Any]) -> None:
+    spec = captured_optimizer(spec_of(DENSE, WHOLE), learning_rate=0.01, **changes)
+    with at_first_check(spec) as (engine, batch):
+        clean = check(engine, batch, nullcontext())
+        assert (clean.unequal, clean.routing) == (0, ())
+        found = check(engine, batch, other_rates(engine))
+        assert any(name.startswith("master weight of" if changes else "weight of") for name in faults_of(found))
 
 
 def test_tokens_between_two_experts_are_repeated() -> None:

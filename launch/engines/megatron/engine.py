@@ -23,6 +23,7 @@ from launch.contract.spec import RunSpec
 from launch.engines.graph_protocol import GraphedStep
 from launch.engines.lr_schedule import learning_rate
 from launch.engines.megatron.ddp_hooks import wrap_with_ddp
+from launch.engines.megatron.device_norm import norm_on_device
 from launch.engines.megatron.graphs import make_runner
 from launch.engines.megatron.mends import MENDS
 from launch.engines.megatron.model import (
@@ -74,15 +75,18 @@ class MegatronEngine:
         )
         if spec.training.optimizer_precision == "lean":
             split_groups(self._optimizer, COPIED_ELEMENTS)
+        self._repairs = ExitStack()
+        if spec.training.capturable_optimizer:
+            move_rates(self._optimizer, mesh.device)
+            self._repairs.enter_context(norm_on_device())
         self.config.finalize_model_grads_func = finalize_model_grads
         self.config.grad_scale_func = self._optimizer.scale_loss
         self._routers = observe_routers(self.chunks, self.config) if spec.step_checks else None
         self._layers = ObservedLayers(spec.model.num_layers, spec.cuda_graph.implementation.extent == "step")
         if spec.layer_check_steps:
             self._layers.attach(self.chunks)
-        self._mends = ExitStack()
         for name in spec.cuda_graph.mend:
-            self._mends.enter_context(MENDS[name]())
+            self._repairs.enter_context(MENDS[name]())
         self._schedule = Schedule(spec, self.config, self.chunks, mesh.device)
         self._runner = make_runner(spec, self._schedule, self._optimizer)
 
@@ -110,22 +114,39 @@ class MegatronEngine:
         return {"gradient_accumulation_fusion": where}
 
     def step(self, batch: torch.Tensor) -> StepResult:
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self._spec.training, self._step)
-            # Megatron-Core leaves weight decay to its scheduler. Norms and biases have a factor of 0.
-            group["weight_decay"] = self._spec.training.weight_decay * group["wd_mult"]
+        self._set_rates()
         self._clear_gradients()
         self._layers.forget()
-        (loss, _), kind = self._runner.run(self._step, batch)
-        _, norm, _ = self._optimizer.step()
+        (loss, norm), kind = self._runner.run(self._step, batch)
+        if norm is None:
+            # No graph has run the optimizer.
+            _, norm, _ = self._optimizer.step()
         self._step += 1
         return StepResult(loss, to_scalar(norm, self._device), kind)
 
     def checkable_step(self) -> CheckableStep:
         assert isinstance(self._runner, GraphedStep)
+        self._set_rates()
         return MegatronStep(
-            self._schedule, self._runner, self._optimizer, self._clear_gradients, self._routers, self._layers
+            self._schedule,
+            self._runner,
+            self._optimizer,
+            self._spec.cuda_graph.optimizer,
+            self._clear_gradients,
+            self._routers,
+            self._layers,
         )
+
+    def _set_rates(self) -> None:
+        """Set the learning rate of the next step. A graph reads it on the device, where each group then keeps it."""
+        rate = learning_rate(self._spec.training, self._step)
+        for group in self._optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+            # Megatron-Core leaves weight decay to its scheduler. Norms and biases have a factor of 0.
+            group["weight_decay"] = self._spec.training.weight_decay * group["wd_mult"]
 
     def _clear_gradients(self) -> None:
         for chunk in self.chunks:
@@ -140,7 +161,7 @@ class MegatronEngine:
 
     def close(self) -> None:
         self._runner.close()
-        self._mends.close()
+        self._repairs.close()
         parallel_state.destroy_model_parallel()
         if self._stream is not None:
             on_stream(torch.cuda.default_stream())
@@ -153,7 +174,15 @@ def optimizer_config_of(spec: RunSpec, params_dtype: torch.dtype) -> OptimizerCo
         for name, value in optimizer_settings(spec).items()
     }
     settings |= {"params_dtype": params_dtype, "clip_grad": spec.training.clip_grad or math.inf}
+    if spec.training.capturable_optimizer:
+        settings["optimizer_cuda_graph"] = True
     return OptimizerConfig(**settings)
+
+
+def move_rates(optimizer: Any, device: torch.device) -> None:
+    """Keep each group's learning rate on ``device``. Transformer Engine's Adam already does, and PyTorch's does not."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device).clone()
 
 
 def split_groups(optimizer: Any, most: int) -> None:

@@ -1,7 +1,4 @@
-"""The next step of the megatron engine, by replay and by the same code uncaptured.
-
-The graph never contains the optimizer.
-"""
+"""The next step of the megatron engine, by replay and by the same code uncaptured."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.utils import get_attr_wrapped_model
 from torch import nn
@@ -27,11 +25,16 @@ from launch.engines.torch_native.moe.router import RepeatedChoice
 
 @dataclass(eq=False)
 class MegatronStep:
-    """The next step of the engine. ``clear_gradients`` prepares its passes. ``routers`` is None if some choices are hidden."""
+    """The next step of the engine.
+
+    ``updates`` is whether a graph contains the optimizer. ``clear_gradients`` prepares the step's passes. ``routers`` is None if
+    some choices are hidden.
+    """
 
     schedule: Schedule
     runner: GraphedStep
     optimizer: Any
+    updates: bool
     clear_gradients: Callable[[], None]
     routers: Mapping[str, ObservedRouter] | None
     observed_layers: ObservedLayers
@@ -47,22 +50,30 @@ class MegatronStep:
         self._hides_choices = self.routers is None
 
     def state(self) -> list[torch.Tensor]:
-        """Return statistics and biases of routers, and scales of fp8. Gradients are left out: each pass clears them."""
+        """Return statistics and biases of routers, scales of fp8, and what a captured optimizer updates.
+
+        Gradients are left out, because each pass clears them.
+        """
         chunks = self.schedule.chunks
         buffers = [buffer for chunk in chunks for buffer in chunk.module.buffers()]
-        return buffers + [scale for chunk in chunks for module in chunk.modules() for scale in _scaling_state(module)]
+        scales = [scale for chunk in chunks for module in chunk.modules() for scale in _scaling_state(module)]
+        return buffers + scales + (self._optimizer_state() if self.updates else [])
 
     def generators(self) -> Sequence[torch.Generator]:
         return generators_of_steps(self.schedule.device)
 
     def replay(self, batch: torch.Tensor) -> None:
-        self._run(lambda: self.runner.replay_again(batch))
+        self._run(lambda: self.runner.replay_again(batch).grad_norm)
         self._replayed = self._count_choices()
         self._counts = {name: tuple(router.counted.made) for name, router in self._observed().items()}
 
     def recompute(self, batch: torch.Tensor, repeated: Mapping[str, torch.Tensor]) -> None:
+        def compute() -> torch.Tensor | None:
+            self.schedule.run(batch)
+            return self.optimizer.step()[1] if self.updates else None
+
         with self.runner.uncaptured(), self._repeating(repeated):
-            self._run(lambda: self.schedule.run(batch))
+            self._run(compute)
         self._hides_choices = self._hides_choices or self._count_choices() != self._replayed
 
     @contextmanager
@@ -100,10 +111,55 @@ class MegatronStep:
         return self.observed_layers.kept
 
     def update(self) -> None:
-        raise AssertionError("no graph of megatron-core 0.16.1 holds the optimizer")
+        self.optimizer.prepare_grads()
+        for part in self.optimizer.chained_optimizers:
+            parameters = part.get_parameters()
+            if parameters and not self._clips_in_place:
+                clip_grad_by_total_norm_fp32(parameters, part.config.clip_grad, self._norm.reshape(1))
+        self.optimizer.step_with_ready_grads()
+        self.optimizer.zero_grad()
 
     def updated(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter(())
+        if not self.updates:
+            return
+        kept = {
+            main: state for part in self.optimizer.chained_optimizers for main, state in part.optimizer.state.items()
+        }
+        owned = self._owned_ranges()
+        for number, chunk in enumerate(self.schedule.chunks):
+            # The next forward pass gathers the other ranks' parts then.
+            is_gathered = not chunk.ddp_config.overlap_param_gather
+            for name, parameter in chunk.named_parameters():
+                label = f"{number}.{name.replace('module.', '')}"
+                yield (
+                    f"weight of {label}",
+                    parameter if is_gathered else parameter.view(-1)[owned.get(parameter, slice(0))],
+                )
+                main = getattr(parameter, "main_param", parameter)
+                if main is not None and main is not parameter:
+                    yield f"master weight of {label}", main
+                for key, value in kept.get(main, {}).items():
+                    yield f"{key} of {label}", value.float()
+
+    @property
+    def _clips_in_place(self) -> bool:
+        """Whether the optimizer's gradients are those that ranks reduce, so that clipping changes them."""
+        gradients = (parameter.main_grad for chunk in self.schedule.chunks for parameter in chunk.parameters())
+        return all(gradient.dtype == torch.float32 for gradient in gradients)
+
+    def _optimizer_state(self) -> list[torch.Tensor]:
+        """Return weights, masters, moments and counts of steps. Parts of a distributed optimizer may repeat weights."""
+        groups = self.optimizer.param_groups
+        weights = [weight for chunk in self.schedule.chunks for weight in chunk.parameters()]
+        masters = [master for group in groups for master in group["params"]]
+        kept = [
+            value
+            for part in self.optimizer.chained_optimizers
+            for state in part.optimizer.state.values()
+            for value in state.values()
+        ]
+        steps = [group["step"] for group in groups if "step" in group]
+        return weights + masters + kept + steps
 
     def routing(self) -> Mapping[str, torch.Tensor]:
         """Return no choices if some are hidden, because their effects would look like a fault of later routers."""
@@ -118,13 +174,18 @@ class MegatronStep:
     def scored_choices(self) -> Mapping[str, RepeatedChoice]:
         return self._repeated
 
-    def _run(self, passes: Callable[[], object]) -> None:
-        """Run ``passes`` from cleared gradients, and compute the gradient norm as the optimizer does, before clipping."""
+    def _run(self, passes: Callable[[], torch.Tensor | None]) -> None:
+        """Run ``passes`` from cleared gradients. They return the gradient norm before clipping if they contain the optimizer.
+
+        Otherwise compute the norm as the optimizer does.
+        """
         self.clear_gradients()
         with self._keeping():
-            passes()
-        self.optimizer.prepare_grads()
-        self._norm = to_scalar(self.optimizer.get_grad_norm())
+            norm = passes()
+        if norm is None:
+            self.optimizer.prepare_grads()
+            norm = self.optimizer.get_grad_norm()
+        self._norm = to_scalar(norm)
         self.optimizer.zero_grad()
 
     @contextmanager

@@ -1,17 +1,19 @@
-"""One graph of a step: all microbatches, forward and backward, and the reduction over ranks. The optimizer runs after it."""
+"""One graph of a step's passes: all microbatches and the reduction over ranks. The optimizer runs after it, or has its own graph."""
 
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from megatron.core.full_cuda_graph import FullCudaGraphWrapper, StaticBufferLoader
 
 from launch.contract.spec import RunSpec
-from launch.engines.graph_protocol import replaced
+from launch.engines.graph_protocol import StepOutput, replaced
 from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
+from launch.engines.megatron.graphs.optimizer_graph import OptimizerGraph
 from launch.engines.megatron.schedule import Schedule
 
 
@@ -24,13 +26,16 @@ class FullIteration(MegatronCapture):
     """
 
     mechanism = "FullCudaGraphWrapper, one graph of a step's forward and backward passes"
-    scope = ("forward_backward",)
     launches_per_replay = 1
 
     def __init__(self, spec: RunSpec, schedule: Schedule, optimizer: Any) -> None:
         super().__init__(spec, schedule, optimizer)
         self._uncaptured = schedule.forward_backward
         schedule.forward_backward = FullCudaGraphWrapper(schedule.forward_backward, spec.cuda_graph.warmup_steps)
+        self._update = OptimizerGraph(optimizer, spec.cuda_graph.warmup_steps) if spec.cuda_graph.optimizer else None
+        self.scope = ("forward_backward", "optimizer") if self._update else ("forward_backward",)
+        if self._update:
+            self.mechanism = f"{self.mechanism}, and OptimizerCudaGraphWrapper, one graph of the optimizer"
 
     @property
     def _graph(self) -> Any:
@@ -39,6 +44,25 @@ class FullIteration(MegatronCapture):
     @property
     def is_captured(self) -> bool:
         return self._graph is not None
+
+    def capture(self, batch: torch.Tensor) -> StepOutput:
+        return self._with_update(super().capture(batch).loss)
+
+    def replay(self, batch: torch.Tensor) -> StepOutput:
+        return self._with_update(super().replay(batch).loss)
+
+    def _with_update(self, loss: torch.Tensor) -> StepOutput:
+        """Run the optimizer from its graph if it has one, and count the graph when it is captured."""
+        if self._update is None:
+            return StepOutput(loss)
+        begun, was_captured = time.perf_counter(), self._update.is_captured
+        norm = self._update.step()
+        if not was_captured:
+            # The capture waits for the device at both ends. Its first replay is only enqueued here.
+            self._capture_seconds += time.perf_counter() - begun
+            self._update.count_replays(self.counter)
+            self.graphs = self.replays_per_step = 2
+        return StepOutput(loss, norm)
 
     def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
         torch.cuda.synchronize()
@@ -51,10 +75,17 @@ class FullIteration(MegatronCapture):
             self._graph.replay = self.counter.counting(self._graph.replay)
         return loss
 
-    def uncaptured(self) -> AbstractContextManager[None]:
-        return replaced(self._schedule, "forward_backward", self._uncaptured)
+    @contextmanager
+    def uncaptured(self) -> Iterator[None]:
+        with (
+            replaced(self._schedule, "forward_backward", self._uncaptured),
+            nullcontext() if self._update is None else self._update.uncaptured(),
+        ):
+            yield
 
     def close(self) -> None:
+        if self._update is not None:
+            self._update.close()
         if self.is_captured:
             self._graph.reset()
         FullCudaGraphWrapper.cuda_graph["training"] = None

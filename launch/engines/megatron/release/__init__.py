@@ -7,8 +7,16 @@ from megatron.core.package_info import __version__
 from launch.megatron_config.graph_config import is_release
 
 if is_release(__version__, "0.16"):
-    from launch.engines.megatron.release.megatron_0_16 import cut_for_context_parallelism, has_captured
+    from launch.engines.megatron.release.megatron_0_16 import (
+        OptimizerCudaGraphWrapper,
+        cut_for_context_parallelism,
+        has_captured,
+    )
 else:
-    from launch.engines.megatron.release.megatron_0_19 import cut_for_context_parallelism, has_captured
+    from launch.engines.megatron.release.megatron_0_19 import (
+        OptimizerCudaGraphWrapper,
+        cut_for_context_parallelism,
+        has_captured,
+    )
 
-__all__ = ["cut_for_context_parallelism", "has_captured"]
+__all__ = ["OptimizerCudaGraphWrapper", "cut_for_context_parallelism", "has_captured"]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 from megatron.core.utils import get_batch_on_this_cp_rank
+
+OptimizerCudaGraphWrapper: Any = None
+"""0.16.1 has no graph of the optimizer, and a rule rejects it."""
 
 
 def cut_for_context_parallelism(batch: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.optimizer.optimizer_cuda_graph import OptimizerCudaGraphWrapper
 from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 from megatron.core.utils import get_batch_on_this_cp_rank
+
+__all__ = ["OptimizerCudaGraphWrapper", "cut_for_context_parallelism", "has_captured"]
 
 
 def cut_for_context_parallelism(batch: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:

@@ -39,7 +39,7 @@ OF_THE_TASK = {
     ("model", "preset"),
     *(("training", name) for name in (
         "micro_batch_size", "recompute", "recompute_modules", "compile", "attention_backend", "gradient_accumulation_fusion", "moe_router_fusion",
-        "cpu_offloading", "deterministic",
+        "capturable_optimizer", "cpu_offloading", "deterministic",
     )),
 }  # fmt: skip
 
