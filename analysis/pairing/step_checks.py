@@ -34,16 +34,19 @@ class StepChecks:
     """The longest check."""
     fault: str = ""
     """A description of the worst difference beyond noise; empty if there is none."""
+    left_out: int = 0
+    """The largest number of weights and moments of a captured optimizer that one check left to the others."""
     undecided: str = ""
     """Why the checks decide nothing; empty if all of them took place and were calibrated."""
 
     @property
     def summary(self) -> str:
         moved = f", {self.moved_tokens} tokens between two experts" if self.moved_tokens else ""
+        shares = ", the captured optimizer in shares, one in each step" if self.left_out else ""
         return (
             f"{len(self.steps)} steps of {self.runs} graphed runs, each by replay and uncaptured from one state: "
             f"{self.tensors} results on each rank, of which at most {self.unequal} differ, by {self.most:.2g} times the noise "
-            f"at most{moved}"
+            f"at most{moved}{shares}"
         )
 
 
@@ -69,6 +72,7 @@ def collect_step_checks(attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) 
         moved_tokens=sum(row.tokens for one in found for row in one.check.routing),
         seconds=max((one.check.seconds for one in found), default=0.0),
         fault=_describe_fault(found),
+        left_out=max((one.check.left_out for one in found), default=0),
         undecided=_undecided(found, attempts, spec),
     )
 

@@ -31,7 +31,7 @@
                   cannot have been so short, and where throttling leaves none. outliers_kept says why outliers count,
          "replay": null | {"proven", "reason", "ranks", "stats": GraphStats, and on a GPU "bare_ranks", "launches_seen"},
          "step_checks": null | {"steps": [step], "runs", "tensors", "unequal", "most", "moved_tokens", "seconds", "fault",
-                                "undecided"} with the fields of analysis.pairing.step_checks.StepChecks,
+                                "left_out", "undecided"} with the fields of analysis.pairing.step_checks.StepChecks,
          and for a graphed cell on a GPU
          "capture_cost": null | {"graphs", "seconds"},
          "speedup_bound": {"reason",

@@ -91,7 +91,10 @@ class CheckableStep(Protocol):
         """Run the optimizer uncaptured on the gradients of the last computation."""
 
     def updated(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield weights and moments by name if the graph contains the optimizer; otherwise nothing."""
+        """Yield weights and moments by name if the graph contains the optimizer and they are compared in this step."""
+
+    def held(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights and moments of a captured optimizer that this check does not compare. Nothing may change them."""
 
     def routing(self) -> Mapping[str, torch.Tensor]:
         """Return the experts of this rank's tokens in the last computation, int64 (T, topk) by router call."""

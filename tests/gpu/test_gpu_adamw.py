@@ -61,8 +61,8 @@ def copied(state: State) -> State:
 
 
 def scalars(step: int) -> list[torch.Tensor]:
-    """Return the clip factor, the rate and both bias corrections of ``step``, counted from 1."""
-    values = [0.7, 1e-3, 1 - TRAINING.adam_beta1**step, 1 - TRAINING.adam_beta2**step]
+    """Return the clip factor, the rate, both bias corrections of ``step``, counted from 1, and that nothing is held back."""
+    values = [0.7, 1e-3, 1 - TRAINING.adam_beta1**step, 1 - TRAINING.adam_beta2**step, 0.0]
     return [torch.tensor(value, device="cuda") for value in values]
 
 
@@ -91,6 +91,14 @@ def test_the_kernel_equals_the_reference_to_the_bit(count: int, dtype: torch.dty
         apply(reference_of(kind, decays), expected, gradient.to(dtype), scalars(step))
         expect_equal(mine, expected, step)
     assert not torch.equal(tensor_of(mine, "weights"), tensor_of(state, "weights"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kernel_that_is_held_back_changes_nothing(kind: str) -> None:
+    state, gradients = drawn(kind)
+    mine = copied(state)
+    apply(kernel_of(kind), mine, gradients[0], [*scalars(1)[:-1], torch.ones((), device="cuda")])
+    expect_equal(mine, state, "held back")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,7 +212,7 @@ def kept(spec: RunSpec) -> tuple[list[tuple[float, float]], torch.Tensor]:
     """Return losses and norms, and the bits of all state that the optimizer keeps."""
     engine, results, _ = trained(spec)
     assert not spec.graphed or engine.graph_stats().proven, engine.graph_stats()
-    state = (*engine.flat_parameters.stored_weights(), *engine._optimizer.state().values())
+    state = (*engine.flat_parameters.stored_weights(), *engine._optimizer.state())
     bits = torch.cat([one.flatten().view(torch.int16) for one in state])
     engine.close()
     return results, bits
@@ -269,6 +277,6 @@ def test_its_memory_is_ten_bytes_a_parameter_with_bf16_gradients() -> None:
     spec = spec_of(DENSE, CudaGraph("none"), steps=2, gradient_precision="bf16", **LEAN)
     engine, _, _ = trained(spec)
     main = engine.flat_parameters
-    state = [*main.stored_weights(), main.gradients, *engine._optimizer.state().values()]
+    state = [*main.stored_weights(), main.gradients, *engine._optimizer.state()]
     assert sum(one.nbytes for one in state if one.dim()) == 10 * main.weights.numel()
     engine.close()

@@ -107,7 +107,7 @@ def test_what_is_kept_takes_eight_bytes_beside_the_gradient() -> None:
     main, optimizer = optimizers()["lean"]
     accumulate(main, [torch.ones_like(p) for p in main.parameters], 1.0)
     take_step(optimizer, 0)
-    moments = [one for one in optimizer.state().values() if one.dim()]
+    moments = [one for one in optimizer.state() if one.dim()]
     kept = sum(one.nbytes for one in (*main.stored_weights(), *moments))
     assert kept == 8 * main.weights.numel() and {one.dtype for one in moments} == {torch.bfloat16}
 
@@ -125,7 +125,7 @@ def trained(spec: RunSpec) -> tuple[list[tuple[float, float]], torch.Tensor]:
         results = [engine.step(batch) for batch in batches(spec, rank)]
         assert not spec.graphed or engine.graph_stats().replays > 0
         engine.close()
-    state = (*engine.flat_parameters.stored_weights(), *engine._optimizer.state().values())
+    state = (*engine.flat_parameters.stored_weights(), *engine._optimizer.state())
     bits = torch.cat([one.flatten().view(torch.int16) for one in state])
     return [(one.loss.item(), one.grad_norm.item()) for one in results], bits
 

@@ -147,7 +147,7 @@ def test_a_try_on_the_beginnings_leaves_no_trace_and_compiles_for_all_lengths(mo
 def test_one_pass_updates_as_separate_operators_do(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first micro-batch of a step overwrites gradients. AdamW includes clipping and rounding, and runs in pieces."""
     monkeypatch.setattr(fused_kernels, "LEAST_COMPILED_ELEMENTS", 100)
-    monkeypatch.setattr(fused_kernels, "CHUNK_ELEMENTS", 300)
+    monkeypatch.setattr(fused_kernels, "PIECE_ELEMENTS", 300)
     monkeypatch.setattr(fused_kernels, "AUTOTUNE_ELEMENTS", 200)
     results = []
     for compile, add in (("none", None), ("elementwise", fused_kernels.FusedAccumulation())):

@@ -111,7 +111,7 @@ class StepCheck:
     step: Count
     tensors: Count = 0
     """The number of compared results: losses of micro-batches, the gradient norm, and every parameter's main gradient. With a
-    captured optimizer they include weights and moments."""
+    captured optimizer they include its weights and moments."""
     unequal: Count = 0
     differences: tuple[TensorDifference, ...] = ()
     routing: tuple[RoutingDifference, ...] = ()
@@ -126,6 +126,9 @@ class StepCheck:
     missing: Count = 0
     """If above 0, memory was too small and the step was not checked: bytes missing on the rank that lacked most."""
     missing_on: Literal["GPU", "host"] = "GPU"
+    left_out: Count = 0
+    """How many weights and moments of a captured optimizer this check held back. It only compared that the replay leaves them as
+    they are. Another check of the run compares their update."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if the counts contradict each other, or if nothing was compared although memory sufficed."""

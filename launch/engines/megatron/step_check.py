@@ -161,6 +161,8 @@ class MegatronStep:
         steps = [group["step"] for group in groups if "step" in group]
         return weights + masters + kept + steps
 
+    held = updated
+
     def routing(self) -> Mapping[str, torch.Tensor]:
         """Return no choices if some are hidden, because their effects would look like a fault of later routers."""
         if self._hides_choices or self.routers is None:

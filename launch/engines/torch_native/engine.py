@@ -29,7 +29,7 @@ from launch.engines.torch_native.optim.fused_kernels import FusedAccumulation
 from launch.engines.torch_native.parallel.pipeline import Pipeline
 from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh, make_mesh
 from launch.engines.torch_native.parallel.sharding import find_shardings
-from launch.engines.torch_native.step_check import TorchNativeStep
+from launch.engines.torch_native.step_check import TorchNativeStep, share_of
 from launch.engines.torch_native.train_step import TrainStep
 from launch.support.expandable_segments import disable_nccl_graph_register
 
@@ -64,6 +64,7 @@ class TorchNativeEngine:
         layout = spec.parallelism
         pipeline = Pipeline(self.mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
         self._captures_optimizer = spec.graphed and spec.cuda_graph.optimizer
+        self._checked_steps = spec.checked_steps
         self._train_step = TrainStep(
             self.mesh, self.chunks, self.flat_parameters, self._optimizer, pipeline, spec.layer_check_steps > 0
         )
@@ -103,7 +104,11 @@ class TorchNativeEngine:
     def checkable_step(self) -> TorchNativeStep:
         assert isinstance(self._runner, GraphedStep)
         self._optimizer.set_rate(self._step)
-        return TorchNativeStep(self._train_step, self._runner, self._captures_optimizer)
+        number = sum(step < self._step for step in self._checked_steps)
+        compared = (
+            share_of(self._optimizer.pieces, number, len(self._checked_steps)) if self._captures_optimizer else None
+        )
+        return TorchNativeStep(self._train_step, self._runner, compared)
 
     def parameters(self) -> Iterator[torch.Tensor]:
         return (parameter for chunk in self.chunks for parameter in chunk.parameters())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,16 +17,31 @@ from launch.engines.perturbation import next_after
 from launch.engines.random_states import default_generators
 from launch.engines.torch_native.compiled_model import CompiledModel
 from launch.engines.torch_native.moe.router import RepeatedChoice
+from launch.engines.torch_native.optim.piece import Piece
 from launch.engines.torch_native.train_step import TrainStep
+
+COMPARED_BYTES = 2**34
+"""If the state of a captured optimizer has more bytes than this, each check of a run compares another share of it."""
+
+
+def share_of(pieces: Sequence[Piece], number: int, checks: int) -> Sequence[Piece]:
+    """Return the pieces that check ``number`` compares, counted from 0. The ``checks`` of a run together compare all pieces."""
+    size = sum(tensor.nbytes for piece in pieces for tensor in piece.state())
+    shares = max(min(checks, math.ceil(size / COMPARED_BYTES)), 1)
+    return pieces[number % shares :: shares]
 
 
 @dataclass(eq=False)
 class TorchNativeStep:
-    """The next step of the engine. ``updates`` is whether the graph also contains the optimizer."""
+    """The next step of the engine.
+
+    ``compared`` is the part of the optimizer that the check compares; None if the graph does not contain the optimizer. Passes
+    and replays update no other part, so the check does not have to copy it.
+    """
 
     train_step: TrainStep
     runner: GraphedStep
-    updates: bool
+    compared: Sequence[Piece] | None
     _is_compiled: bool = field(init=False)
     """Whether the uncaptured code is compiled as a whole, so that hooks and repeated choices cannot reach into it."""
     _norm: torch.Tensor = field(init=False, default_factory=lambda: torch.zeros(()))
@@ -37,25 +53,27 @@ class TorchNativeStep:
 
     def state(self) -> list[torch.Tensor]:
         """Return weights, moments and expert biases if the graph updates them. Each step clears its gradients itself."""
-        if not self.updates:
+        if self.compared is None:
             return []
-        routers = (router for chunk in self.train_step.chunks for router in chunk.routers())
+        step = self.train_step
+        routers = (router for chunk in step.chunks for router in chunk.routers())
         biases = [router.expert_bias for router in routers if router.expert_bias is not None]
-        return [*self.train_step.main.stored_weights(), *self.train_step.optimizer.state().values(), *biases]
+        compared = [tensor for piece in self.compared for tensor in piece.state()]
+        return [*compared, *step.main.gathered_weights(), *step.optimizer.step_counts(), *biases]
 
     def generators(self) -> Sequence[torch.Generator]:
         return default_generators(self.train_step.mesh.device)
 
     def replay(self, batch: torch.Tensor) -> None:
-        with self._keeping_routing():
+        with self._holding_others(), self._keeping_routing():
             norm = self.runner.replay_again(batch).grad_norm
         self._norm = self.train_step.optimizer.norm() if norm is None else norm
 
     def recompute(self, batch: torch.Tensor, repeated: Mapping[str, torch.Tensor]) -> None:
         step = self.train_step
-        with self.runner.uncaptured(), self._keeping_routing(), self._repeating(repeated):
+        with self.runner.uncaptured(), self._holding_others(), self._keeping_routing(), self._repeating(repeated):
             step.forward_backward(batch)
-            self._norm = step.update() if self.updates else step.optimizer.norm()
+            self._norm = step.optimizer.norm() if self.compared is None else step.update()
 
     @contextmanager
     def perturbed(self) -> Iterator[bool]:
@@ -89,13 +107,21 @@ class TorchNativeStep:
         return self.train_step.microbatches.layers.kept
 
     def update(self) -> None:
-        self.train_step.optimizer.update_again(self._norm)
+        with self._holding_others():
+            self.train_step.optimizer.update_again(self._norm)
 
     def updated(self) -> Iterator[tuple[str, torch.Tensor]]:
-        if self.updates:
-            for name, shard, place in self.train_step.main.owned():
-                yield f"weight of {name}", shard.masters(place)
-            yield from self.train_step.optimizer.state().items()
+        if self.compared is not None:
+            for number, steps in enumerate(self.train_step.optimizer.step_counts()):
+                yield f"step count {number}", steps
+            for piece in self.compared:
+                yield from piece.named_state()
+
+    def held(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self.compared is not None:
+            for piece in self.train_step.optimizer.pieces:
+                if piece not in self.compared:
+                    yield from piece.named_state()
 
     def routing(self) -> Mapping[str, torch.Tensor]:
         routing = self.train_step.microbatches.routing
@@ -128,6 +154,9 @@ class TorchNativeStep:
         model = self.train_step.chunks[0].context.model
         biased = model.moe_router_enable_expert_bias and model.moe_aux_loss_coeff != 0
         return model.moe_expert_capacity_factor is not None or biased
+
+    def _holding_others(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.compared is None else self.train_step.optimizer.updating_only(self.compared)
 
     @contextmanager
     def _keeping_routing(self) -> Iterator[None]:

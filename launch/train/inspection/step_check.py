@@ -8,7 +8,8 @@ Top-k routing is discontinuous: a score that is rounded differently sends a toke
 differ, the uncaptured code repeats the replay's choices, and records how far these are from its own.
 
 A captured optimizer is checked separately: it runs uncaptured on the gradients of the replay. Adam divides by the size of
-gradients, which would otherwise make rounding of the smallest gradients look large.
+gradients, which would otherwise make rounding of the smallest gradients look large. If its state is large, each check compares
+another share of it. The rest is held back: no replay may change it.
 """
 
 from __future__ import annotations
@@ -43,18 +44,24 @@ PART_ELEMENTS = 2**26
 """The number of elements of the state that are copied at once, a power of two."""
 
 Results = Mapping[str, Fingerprint]
+MakeFingerprints = Callable[[Iterable[tuple[str, torch.Tensor]]], Results]
 Routing = Mapping[str, torch.Tensor]
 """The experts of each token by router call, int64 (T, topk)."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Replay:
-    """The results of the replay, its routing, and the values that its optimizer wrote. ``make`` makes fingerprints."""
+    """The results of the replay, its routing, and the values that its optimizer wrote. ``make`` makes fingerprints.
 
-    make: Callable[[Iterable[tuple[str, torch.Tensor]]], Results]
+    ``held`` are those that it had to leave as they were, and ``changed`` the differences of those that it changed.
+    """
+
+    make: MakeFingerprints
     results: Results
     routing: Routing
     updated: Results
+    held: Results
+    changed: Mapping[str, float]
 
 
 class Snapshot:
@@ -121,7 +128,7 @@ def _check_step(
     rows.sort(key=lambda row: row.in_noise, reverse=True)
     return StepCheck(
         number,
-        len(replay.results) + len(replay.updated),
+        len(replay.results) + len(replay.updated) + len(replay.held),
         len(rows),
         tuple(rows[:MOST_DIFFERENCES]),
         passes.routing_differences(),
@@ -129,6 +136,7 @@ def _check_step(
         max((row.noise for row in rows), default=0.0),
         time.perf_counter() - begun,
         first,
+        left_out=len(replay.held),
     )
 
 
@@ -199,22 +207,30 @@ class _Passes:
 
 
 def _replay(checked: CheckableStep, batch: torch.Tensor, snapshot: Snapshot) -> _Replay:
+    make_held = _maker(batch.device, checked.held)
+    held = make_held(checked.held())
     with snapshot.restored():
         checked.replay(batch)
         routing = {name: experts.clone() for name, experts in checked.routing().items()}
-        results, updated = list(checked.results()), list(checked.updated())
-        make = FingerprintMaker(max(one.numel() for _, one in results + updated), batch.device).make
-        return _Replay(make, make(results), routing, make(updated))
+        changed = _compare(make_held(checked.held()), held)
+        make = _maker(batch.device, checked.results, checked.updated)
+        return _Replay(make, make(checked.results()), routing, make(checked.updated()), held, changed)
+
+
+def _maker(device: torch.device, *named: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> MakeFingerprints:
+    """Return what makes fingerprints of ``named``, which may hold only one tensor at a time."""
+    return FingerprintMaker(max((one.numel() for each in named for _, one in each()), default=0), device).make
 
 
 def _update(checked: CheckableStep, replay: _Replay, snapshot: Snapshot) -> list[TensorDifference]:
     """Run the optimizer uncaptured on the replay's gradients. Return how its results differ from the captured optimizer's."""
-    if not replay.updated:
-        return []
-    with snapshot.restored():
-        checked.update()
-        found = _compare(replay.make(checked.updated()), replay.updated)
-    return _rows(found, {name: replay.updated[name].spacing for name in found})
+    found = {}
+    if replay.updated:
+        with snapshot.restored():
+            checked.update()
+            found = _compare(replay.make(checked.updated()), replay.updated)
+    both = {**replay.held, **replay.updated}
+    return _rows({**replay.changed, **found}, {name: one.spacing for name, one in both.items()})
 
 
 def _noise(plain: Results, again: Mapping[str, float], perturbed: Mapping[str, float]) -> Mapping[str, float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -10,16 +11,14 @@ from torch.optim.adamw import adamw
 
 from launch.contract.spec import Training
 from launch.engines.lr_schedule import learning_rate
-from launch.engines.torch_native.optim.flat_parameters import FlatParameters
+from launch.engines.torch_native.optim.flat_parameters import FlatParameters, OptimizerShard
 from launch.engines.torch_native.optim.fused_kernels import FusedAdamW
+from launch.engines.torch_native.optim.piece import PIECE_ELEMENTS, Piece, make_piece
 from launch.engines.torch_native.parallel.data_parallel import all_reduce_sum
 
 CONVERTED_ELEMENTS = 2**26
 """The number of gradients converted to the precision of master weights at once. Converting all at once would take the memory
 that their lower precision saves."""
-
-Slice = tuple[torch.Tensor, torch.Tensor]
-"""Contiguous master weights and their gradients, each (elements,)."""
 
 
 class Optimizer:
@@ -50,9 +49,28 @@ class Optimizer:
         scale = None if self._adamw.clips_in_place else clip_scale(norm, self._training.clip_grad)
         self._adamw.step(scale, self._rate)
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Return moments and step counts by name."""
-        return self._adamw.state()
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        return self._adamw.pieces
+
+    @contextmanager
+    def updating_only(self, pieces: Sequence[Piece]) -> Iterator[None]:
+        """Change no weights and moments outside ``pieces`` inside the context, also in replays of graphs."""
+        held = [piece.held for piece in self.pieces if piece not in pieces]
+        for flag in held:
+            flag.fill_(1)
+        try:
+            yield
+        finally:
+            for flag in held:
+                flag.zero_()
+
+    def step_counts(self) -> list[torch.Tensor]:
+        return self._adamw.step_counts()
+
+    def state(self) -> list[torch.Tensor]:
+        """Return moments and step counts."""
+        return [moment for piece in self.pieces for both in piece.moments for moment in both] + self.step_counts()
 
     def norm(self) -> torch.Tensor:
         """Return the 2-norm of the whole model's gradients, shape (). Replicated parameters count once."""
@@ -70,84 +88,73 @@ class _AdamW:
         self._main = main
         self._training = training
         self.clips_in_place = main.gradients.dtype == main.weights.dtype
-        # Without a conversion, one piece can contain all slices.
-        most = len(main.weights) if self.clips_in_place else CONVERTED_ELEMENTS
-        self._pieces = [
-            _Piece(slices, training, training.weight_decay if decays else 0.0)
+        most = PIECE_ELEMENTS if self.clips_in_place else CONVERTED_ELEMENTS
+        self._calls = [
+            _Call(make_piece(shards, shards[0].weights.dtype), training, training.weight_decay if decays else 0.0)
             for decays in (True, False)
-            for slices in _pack(_slices(main, decays, most), most)
+            for shards in _pack(_cut(main, decays, most), most)
         ]
+        self.pieces = [call.piece for call in self._calls]
 
     def step(self, scale: torch.Tensor | None, rate: torch.Tensor) -> None:
         """Update master and compute weights with gradients times ``scale``. Both have shape (). A collective call."""
-        for piece in self._pieces:
-            piece.step(scale, rate)
+        for call in self._calls:
+            call.step(scale, rate)
         self._main.write_compute_weights()
 
-    def state(self) -> dict[str, torch.Tensor]:
-        rows = [row for piece in self._pieces for row in piece.state()]
-        return {f"{name} of slice {number}": one for number, row in enumerate(rows) for name, one in row.items()}
+    def step_counts(self) -> list[torch.Tensor]:
+        return [steps for call in self._calls for steps in call.steps]
 
 
 @dataclass(eq=False)
-class _Piece:
-    """Slices that one kernel call updates.
+class _Call:
+    """Updates ``piece`` by one kernel call.
 
     It calls the function instead of ``torch.optim.AdamW``, whose constructor loads Dynamo. That takes as long as the rest of
     PyTorch's import.
     """
 
-    slices: list[Slice]
+    piece: Piece
     training: Training
     weight_decay: float
-    _moments: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False, default_factory=list)
-    _steps: list[torch.Tensor] = field(init=False, default_factory=list)
+    steps: list[torch.Tensor] = field(init=False)
 
-    def state(self) -> list[dict[str, torch.Tensor]]:
-        return [
-            {"first moment": first, "second moment": second, "step count": steps}
-            for (first, second), steps in zip(self._moments, self._steps, strict=True)
-        ]
+    def __post_init__(self) -> None:
+        self.steps = [torch.zeros_like(self.piece.held) for _ in self.piece.shards]
 
     @torch.no_grad()
     def step(self, scale: torch.Tensor | None, rate: torch.Tensor) -> None:
-        weights = [weights for weights, _ in self.slices]
+        weights = [shard.weights for shard in self.piece.shards]
         # The kernel needs gradients in the precision of the weights.
-        gradients = [gradients.to(weights.dtype) for weights, gradients in self.slices]
+        gradients = [shard.gradients.to(shard.weights.dtype) for shard in self.piece.shards]
         if scale is not None:
             # Vectorized, unlike mul_ with a tensor on the device.
             torch._foreach_mul_(gradients, scale)
-        if not self._moments:
-            self._moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
-            self._steps = [torch.zeros((), dtype=torch.float32, device=each.device) for each in weights]
+        firsts, seconds = ([both[number] for both in self.piece.moments] for number in range(2))
+        # The kernel leaves everything as it is if ``found_inf`` is 1.
         adamw(
-            weights, gradients, [first for first, _ in self._moments], [second for _, second in self._moments], [],
-            self._steps, fused=True, capturable=rate.is_cuda, amsgrad=False, maximize=False, lr=rate,
+            weights, gradients, firsts, seconds, [], self.steps, found_inf=self.piece.held,
+            fused=True, capturable=rate.is_cuda, amsgrad=False, maximize=False, lr=rate,
             beta1=self.training.adam_beta1, beta2=self.training.adam_beta2, eps=self.training.adam_epsilon,
             weight_decay=self.weight_decay,
         )  # fmt: skip
 
 
-def _slices(main: FlatParameters, decays: bool, most: int) -> list[Slice]:
-    """Divide the shards with or without weight decay into slices of at most ``most`` elements."""
-    return [
-        slice
-        for shard in main.shards
-        if shard.decays == decays
-        for slice in zip(shard.weights.split(most), shard.gradients.split(most), strict=True)
-    ]
+def _cut(main: FlatParameters, decays: bool, most: int) -> list[OptimizerShard]:
+    """Divide the shards with or without weight decay into shards of at most ``most`` elements."""
+    return [part for shard in main.shards if shard.decays == decays for part in shard.cut(most)]
 
 
-def _pack(slices: Iterable[Slice], most: int) -> list[list[Slice]]:
-    """Group neighbouring slices into lists of at most ``most`` elements."""
-    packs: list[list[Slice]] = []
+def _pack(shards: Iterable[OptimizerShard], most: int) -> list[list[OptimizerShard]]:
+    """Group neighbouring shards into lists of at most ``most`` elements."""
+    packs: list[list[OptimizerShard]] = []
     room = 0
-    for weights, gradients in slices:
-        if len(weights) > room:
+    for shard in shards:
+        if len(shard.weights) > room:
             packs.append([])
             room = most
-        packs[-1].append((weights, gradients))
-        room -= len(weights)
+        packs[-1].append(shard)
+        room -= len(shard.weights)
     return packs
 
 

@@ -20,7 +20,7 @@ WARPS = 8
 
 
 class AdamWKernel:
-    """Updates a slice: master weights, gradients, compute weights and moments, each (elements,), from four scalars."""
+    """Updates a slice: master weights, gradients, compute weights and moments, each (elements,), from five scalars."""
 
     def __init__(self, training: Training, decays: bool, lean: bool) -> None:
         """Compile at the first call.
@@ -51,12 +51,14 @@ class AdamWKernel:
 
 @triton.jit
 def _update(
-    weight_at, gradient_at, compute_at, mean_at, square_at, scale_at, rate_at, correction1_at, correction2_at, count,
+    weight_at, gradient_at, compute_at, mean_at, square_at, scale_at, rate_at, correction1_at, correction2_at,
+    held_at, count,
     beta1: tl.constexpr, beta2: tl.constexpr, epsilon: tl.constexpr, decay: tl.constexpr, lean: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0) * block + tl.arange(0, block)
-    inside = place < count
+    # A block that is held back reads and writes nothing.
+    inside = (place < count) & (tl.load(held_at) == 0)
     rate = tl.load(rate_at)
     gradient = tl.load(gradient_at + place, inside).to(tl.float32) * tl.load(scale_at)
     mean = tl.load(mean_at + place, inside).to(tl.float32) * beta1 + gradient * (1 - beta1)

@@ -5,9 +5,9 @@ So the norm, the clipping, the reduction over ranks and the update take few oper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -40,6 +40,22 @@ class OptimizerShard:
     weights: torch.Tensor
     """Master weights; with a lean optimizer their low 16 bits, int16."""
     gradients: torch.Tensor
+    parts: tuple[tuple[str, slice], ...]
+    """The names of parameters, or of their parts, and their elements."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether master and compute weights are the same tensor."""
+        return self.weights.data_ptr() == self.compute.data_ptr()
+
+    def cut(self, most: int) -> Iterator[OptimizerShard]:
+        """Yield shards of at most ``most`` elements, which together are this one."""
+        for first in range(0, len(self.weights), most):
+            place = slice(first, first + most)
+            yield replace(
+                self, compute=self.compute[place], weights=self.weights[place], gradients=self.gradients[place],
+                parts=tuple(_parts_within(self.parts, place)),
+            )  # fmt: skip
 
     def masters(self, place: slice) -> torch.Tensor:
         """Return the master weights of the elements ``place``, shape (elements,): a view or a copy."""
@@ -119,7 +135,7 @@ class FlatParameters:
         for view, parameter in zip(self._views(self._compute), self.parameters, strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        self._owned = owned = _owned(self._buckets)
+        owned = _owned(self._buckets)
         lengths = [part.stop - part.start for _, part in owned]
         shared = first.dtype == dtype and sum(lengths) == size
         kept = torch.int16 if self.is_lean else dtype
@@ -127,7 +143,14 @@ class FlatParameters:
         self.gradients = torch.zeros_like(self._compute, dtype=gradient_dtype or dtype)
         self._gradient_views = self._views(self.gradients)
         self.shards = [
-            OptimizerShard(bucket.kind.decays, bucket.copies, self._compute[part], weights, self.gradients[part])
+            OptimizerShard(
+                bucket.kind.decays,
+                bucket.copies,
+                self._compute[part],
+                weights,
+                self.gradients[part],
+                tuple(self._parts_of(part)),
+            )
             for (bucket, part), weights in zip(owned, self.weights.split(lengths), strict=True)
         ]
         for shard in () if self.is_lean else self.shards:
@@ -135,15 +158,15 @@ class FlatParameters:
 
     def owned(self) -> Iterator[tuple[str, OptimizerShard, slice]]:
         """Yield the parts of parameters that this rank updates: the parameter's name, a shard, and the slice of the shard."""
-        for (_, part), shard in zip(self._owned, self.shards, strict=True):
-            for number, start in self._starts():
-                first, last = max(start, part.start), min(start + self.parameters[number].numel(), part.stop)
-                if first < last:
-                    yield self._names[number], shard, slice(first - part.start, last - part.start)
+        return ((name, shard, place) for shard in self.shards for name, place in shard.parts)
 
     def stored_weights(self) -> list[torch.Tensor]:
         """Return master and compute weights, each (elements,); one tensor if they are the same."""
         return [self.weights] if self.weights is self._compute else [self.weights, self._compute]
+
+    def gathered_weights(self) -> list[torch.Tensor]:
+        """Return the compute weights, (elements,), if other ranks update some of them; otherwise nothing."""
+        return [] if len(self.weights) == len(self._compute) else [self._compute]
 
     @contextmanager
     def accumulate_gradients(self, share: float, first: bool = False, last: bool = False) -> Iterator[None]:
@@ -188,6 +211,13 @@ class FlatParameters:
     def gather_compute_weights(self) -> None:
         """All-gather the compute weights after each rank has updated its part. A collective call."""
         gather_weights(self._compute, self._buckets)
+
+    def _parts_of(self, owned: slice) -> Iterator[tuple[str, slice]]:
+        """Yield the parameters with elements in ``owned``, and the places of these elements relative to its start."""
+        for number, start in self._starts():
+            first, last = max(start, owned.start), min(start + self.parameters[number].numel(), owned.stop)
+            if first < last:
+                yield self._names[number], slice(first - owned.start, last - owned.start)
 
     def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return a view of ``flat``, (elements,), for each parameter, in the parameter's shape."""
@@ -237,6 +267,15 @@ class _Accumulation:
             if self.last:
                 self.reduction.ready(number)
         return self.zero.expand_as(gradient)
+
+
+def _parts_within(parts: Iterable[tuple[str, slice]], place: slice) -> Iterator[tuple[str, slice]]:
+    """Yield what lies within ``place`` of each of ``parts``, relative to the start of ``place``. Names stay unique."""
+    for name, part in parts:
+        first, last = max(part.start, place.start), min(part.stop, place.stop)
+        if first < last:
+            label = name if first == part.start else f"{name} from element {first - part.start}"
+            yield label, slice(first - place.start, last - place.start)
 
 
 def _group_by_kind(kinds: Sequence[Kind]) -> list[int]:

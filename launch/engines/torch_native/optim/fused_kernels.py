@@ -10,18 +10,16 @@ clear gradients, 10 for each microbatch, 4 for the norm and 42 for the update.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 
 from launch.contract.spec import Training
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
+from launch.engines.torch_native.optim.piece import PIECE_ELEMENTS, Piece, make_piece
 from launch.engines.torch_native.optim.split_masters import join, split
 
 LEAST_COMPILED_ELEMENTS = 2**18
 """For smaller tensors a compiled call does not pay off: it takes tens of microseconds of host time."""
-CHUNK_ELEMENTS = 2**30
-"""The most elements per call. From 2**31 elements on, kernels compute indices in 64 bits."""
 AUTOTUNE_ELEMENTS = 2**23
 """The number of elements for autotuning: more bytes than the device's caches, but few compared with its memory."""
 
@@ -86,18 +84,6 @@ def _add(into: torch.Tensor, gradient: torch.Tensor, scale: torch.Tensor) -> Non
     into.add_(gradient.to(scale.dtype) * scale)
 
 
-class _Slice(NamedTuple):
-    """Contiguous elements that one call updates, each (elements,)."""
-
-    weights: torch.Tensor
-    """Master weights; with a lean optimizer their low 16 bits."""
-    gradients: torch.Tensor
-    compute: torch.Tensor | None
-    """The weights that the model computes with; None if these are the master weights."""
-    mean: torch.Tensor
-    square: torch.Tensor
-
-
 class FusedAdamW:
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101), fused with clipping and with rounding to the compute precision."""
 
@@ -108,7 +94,8 @@ class FusedAdamW:
         self._betas = (training.adam_beta1, training.adam_beta2)
         self._steps = torch.zeros((), dtype=torch.float64, device=main.weights.device)
         self._one = torch.ones((), dtype=main.precision, device=main.weights.device)
-        self._groups = [(_make_kernel(main, training, decays), _slices(main, decays)) for decays in (True, False)]
+        self._groups = [(_make_kernel(main, training, decays), _pieces(main, decays)) for decays in (True, False)]
+        self.pieces = [piece for _, pieces in self._groups for piece in pieces]
 
     def step(self, scale: torch.Tensor | None, rate: torch.Tensor) -> None:
         """Update master and compute weights with gradients times ``scale``. A collective call.
@@ -119,31 +106,24 @@ class FusedAdamW:
         """
         self._steps.add_(1)
         corrections = [(1 - beta**self._steps).to(self._one.dtype) for beta in self._betas]
-        for update, slices in self._groups:
-            for piece in slices:
-                update(*piece, self._one if scale is None else scale, rate, *corrections)
+        for update, pieces in self._groups:
+            for piece in pieces:
+                (shard,), (moments,) = piece.shards, piece.moments
+                # The kernel also writes compute weights if they are a tensor of their own.
+                compute = None if shard.is_shared else shard.compute
+                scalars = self._one if scale is None else scale, rate, *corrections, piece.held
+                update(shard.weights, shard.gradients, compute, *moments, *scalars)
         self._main.gather_compute_weights()
 
-    def state(self) -> dict[str, torch.Tensor]:
-        pieces = [piece for _, slices in self._groups for piece in slices]
-        first = {f"first moment of slice {number}": piece.mean for number, piece in enumerate(pieces)}
-        second = {f"second moment of slice {number}": piece.square for number, piece in enumerate(pieces)}
-        return first | second | {"step count": self._steps}
+    def step_counts(self) -> list[torch.Tensor]:
+        return [self._steps]
 
 
-def _slices(main: FlatParameters, decays: bool) -> list[_Slice]:
-    found = []
-    for shard in main.shards:
-        if shard.decays == decays:
-            separate = shard.compute.data_ptr() != shard.weights.data_ptr()
-            for weights, gradients, compute in zip(
-                *(tensor.split(CHUNK_ELEMENTS) for tensor in (shard.weights, shard.gradients, shard.compute)),
-                strict=True,
-            ):
-                dtype = torch.bfloat16 if main.is_lean else weights.dtype
-                moments = torch.zeros_like(weights, dtype=dtype), torch.zeros_like(weights, dtype=dtype)
-                found.append(_Slice(weights, gradients, compute if separate else None, *moments))
-    return found
+def _pieces(main: FlatParameters, decays: bool) -> list[Piece]:
+    """Return pieces of one shard each, with or without weight decay."""
+    dtype = torch.bfloat16 if main.is_lean else main.weights.dtype
+    parts = (part for shard in main.shards if shard.decays == decays for part in shard.cut(PIECE_ELEMENTS))
+    return [make_piece([part], dtype) for part in parts]
 
 
 def _make_kernel(main: FlatParameters, training: Training, decays: bool) -> Callable[..., None]:
@@ -156,7 +136,7 @@ def _make_kernel(main: FlatParameters, training: Training, decays: bool) -> Call
 
 
 def adamw_in_operators(training: Training, decays: bool, lean: bool) -> Callable[..., None]:
-    """Return the update of a :class:`_Slice` in PyTorch's operators, the reference of AdamWKernel.
+    """Return the update of a piece in PyTorch's operators, the reference of AdamWKernel.
 
     A lean one is the update of fp32 AdamW on the joined masters. Then moments are rounded to bfloat16, to nearest and ties to
     even.
@@ -182,8 +162,8 @@ def adamw_in_operators(training: Training, decays: bool, lean: bool) -> Callable
 
 
 def _adamw(training: Training, decays: bool) -> Callable[..., None]:
-    """Return a function that updates a :class:`_Slice`. Its other arguments are the gradient scale, the learning rate and both
-    bias corrections, each of shape ().
+    """Return a function that updates tensors of (elements,). Its other arguments have shape (): the gradient scale, the learning
+    rate, both bias corrections, and ``held``, which is 1 if nothing changes.
     """
     beta1, beta2, epsilon = training.adam_beta1, training.adam_beta2, training.adam_epsilon
     decay = training.weight_decay if decays else 0.0
@@ -198,7 +178,10 @@ def _adamw(training: Training, decays: bool) -> Callable[..., None]:
         rate: torch.Tensor,
         correction1: torch.Tensor,
         correction2: torch.Tensor,
+        held: torch.Tensor,
     ) -> None:
+        if held:
+            return
         rate = rate.to(weights.dtype)
         gradient = gradients.to(weights.dtype) * scale
         mean.mul_(beta1).add_(gradient * (1 - beta1))

@@ -101,6 +101,15 @@ def test_clean_checks_stand_in_for_curves_that_noise_hides(tmp_path: Path) -> No
     assert {pair.verdict.verdict for pair in result.pairs} == {"EQUIVALENT (step-checked)"}
 
 
+def test_a_pass_says_that_checks_compared_the_optimizer_in_shares(tmp_path: Path) -> None:
+    def edit(run: AttemptRecord) -> None:
+        add_noise(run, 2.0)
+        check_of(run, 62, found(62, left_out=3))
+
+    verdict, reason = verdict_of(compared(tmp_path, edit))
+    assert verdict == "EQUIVALENT (step-checked)" and "the captured optimizer in shares, one in each step" in reason
+
+
 def test_a_graphed_run_that_is_often_beyond_a_margin_that_noise_never_leaves_does_not_pass(tmp_path: Path) -> None:
     def edit(run: AttemptRecord) -> None:
         add_noise(run, 0.2)
