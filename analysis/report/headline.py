@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 
 from analysis.speed.speedup import BAND, Speed
 from analysis.sweep.cell_results import CellResult
-from analysis.sweep.ranking import Order, Ranking, rank
+from analysis.sweep.ranking import Order, rank
 from analysis.verdict.verdict import STEP_CHECKED, VerdictName
 from launch.common.text import count
 from launch.contract.outcomes import OutcomeName
@@ -170,15 +170,15 @@ def _memory(eager: CellResult | None, graphed: CellResult) -> str:
 
 
 def _not_slower(result: CellResult, ran: Sequence[CellResult]) -> str:
-    """Describe the cells that may be as fast as ``result`` if it is the fastest of its task; return "" if there are none."""
+    """Describe the cells that may be as fast as ``result`` if it is the fastest of its task; return "" if there are none.
+
+    Name eager alone if its own eager cell is one of them: then the choice among graphs does not matter yet.
+    """
     rankings = [ranking for ranking in rank(ran) if ranking.best.label == result.cell.label]
-    baselines = {each.cell.label for each in ran if not each.cell.graphed}
-    said = {order: _count_cells(rankings, order, baselines) for order in ORDERS}
-    return ", and ".join(ORDERS[order].format(words) for order, words in said.items() if words)
-
-
-def _count_cells(rankings: Sequence[Ranking], order: Order, baselines: Set[str]) -> str:
-    """Return "eager and 2 other cells" for the cells of an order; "" for none."""
-    labels = {cell.label for ranking in rankings for cell in ranking.against_best(order)}
-    others = count("other cell", len(labels - baselines)) if labels - baselines else ""
-    return " and ".join(filter(None, ("eager" if labels & baselines else "", others)))
+    workload = result.cell.workload_id
+    eager = {each.cell.label for each in ran if not each.cell.graphed and each.cell.workload_id == workload}
+    cells = {order: {cell.label for each in rankings for cell in each.against_best(order)} for order in ORDERS}
+    if order := next((order for order, labels in cells.items() if labels & eager), None):
+        return ORDERS[order].format("eager")
+    counts = {order: count("other cell", len(labels)) for order, labels in cells.items() if labels}
+    return ", and ".join(ORDERS[order].format(words) for order, words in counts.items())

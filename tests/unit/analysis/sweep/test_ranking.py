@@ -174,6 +174,16 @@ def test_paragraph_one_says_what_trains_something_else_and_does_not_name_it_fast
     assert "Fastest" not in text
 
 
+def test_where_eager_may_be_as_fast_no_other_cell_is_counted(tmp_path: Path) -> None:
+    def unsteady(run: AttemptRecord) -> None:
+        timed(run)
+        for step in run.metrics:
+            step["step_time_ms"] = 16.0 if run.spec.graphed else 18.0 + 4.0 * (run.spec.repeat % 2)
+
+    text = headline(compare_cells(load(write_sweep(tmp_path, impls=("torch", "full_iteration"), edit=unsteady))))
+    assert "; eager may be as fast. 2 of 2 configurations pass." in text
+
+
 def test_a_single_run_tells_nothing_apart(tmp_path: Path) -> None:
     ranking = ranked(tmp_path / "two", impls=("torch",), repeats=1)
     assert ranking.not_slower == "3 others may be as fast"
