@@ -64,7 +64,7 @@ class Rule:
         if not found:
             return None
         fields = self.fields if isinstance(found, bool) else found
-        values = ", ".join(f"{field}={spell(field_value(spec, field))}" for field in fields)
+        values = ", ".join(f"{written(field)}={spell(field_value(spec, field))}" for field in fields)
         versions = "" if self.versions == "any" else f" ({self.versions})"
         return Reason(self.id, f"{values}, but {self.statement}{versions}", self.fix, self.source)
 
@@ -90,6 +90,11 @@ def field_value(spec: RunSpec, field: str) -> Any:
     return spec.environment.get(name) if section == "environment" else attrgetter(field)(spec)
 
 
+def written(field: str) -> str:
+    """Return the name by which a recipe sets ``field``."""
+    return field.replace("placement.device", "resources.device")
+
+
 def spell(value: object) -> str:
     """Return ``value`` in the spelling of a recipe."""
     if isinstance(value, tuple):
@@ -106,7 +111,7 @@ def divides(divisor: int, value: int) -> bool:
 
 def fixed(engine: EngineName, field: str, value: object, fix: str = "") -> Rule:
     """Return a rule that rejects every value of ``field`` except ``value``."""
-    name, setting = field.rpartition(".")[2], f"{field}={spell(value)}"
+    name, setting = field.rpartition(".")[2], f"{written(field)}={spell(value)}"
     return ONE_ENGINE[engine](
         f"{engine}.{name}", (field,), f"engine {engine} supports {setting} only",
         lambda spec: bool(field_value(spec, field) != value),

@@ -51,7 +51,7 @@ def add_recipe(parser: Parser) -> None:
         nargs="*",
         default=[],
         metavar="key=value",
-        help="replace a field of the recipe: training.steps=50; sweep=null drops its axes",
+        help="replace a field of the recipe: training.steps=200; sweep=null drops its axes",
     )
     parser.add_argument(
         "--only",

@@ -55,7 +55,7 @@ def warn_two_scripts(eager: str, graphed: str) -> None:
 
 
 def print_plan_summary(plan: Plan) -> None:
-    """Print one line: how many cells run, and how many do not."""
+    """Print how many cells run, how many do not, and whether their steps are too few for a verdict."""
     states = Counter(cell.state for cell in plan.cells)
     runs = "up to " * bool(plan.looks) + count("run", sum(len(bundle.run_ids) for bundle in plan.bundles))
     parts = [f"{count('cell', states['run'])} to run ({runs} in {count('bundle', len(plan.bundles))})"]
@@ -64,17 +64,13 @@ def print_plan_summary(plan: Plan) -> None:
     if states["rejected"]:
         parts.append(f"{states['rejected']} rejected by a rule")
     print(f"{plan.name}: {', '.join(parts)}")
+    _print_lack_of_steps(_compared_specs(plan), plan.margins)
 
 
 def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[BatchScript] = ()) -> None:
     """Print bundles with their runs in order, batch scripts, cells that will not run and why, known faults, and forecasts."""
     print_plan_summary(plan)
-    to_run = [
-        cell for cell in plan.cells if cell.graphed and cell.state == "run" and cell.expect.outcome == "COMPLETED"
-    ]
-    graphed = [cell.run_spec for cell in to_run]
-    _print_lack_of_steps(graphed, plan.margins)
-    _print_step_checks(graphed)
+    _print_step_checks(_compared_specs(plan))
     cells = plan.cell_of_run()
     for number, bundle in enumerate(plan.bundles, 1):
         print(f"\nbundle {number} of {len(plan.bundles)} ({bundle.bundle_id}), one allocation", end="")
@@ -105,13 +101,19 @@ def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[
         print(f"\nat most {hours:.2f} GPU hours, if every run takes its time limit")
 
 
+def _compared_specs(plan: Plan) -> list[RunSpec]:
+    """Return the specs of the graphed cells that run and should complete."""
+    cells = (cell for cell in plan.cells if cell.graphed and cell.state == "run")
+    return [cell.run_spec for cell in cells if cell.expect.outcome == "COMPLETED"]
+
+
 def _print_lack_of_steps(specs: Sequence[RunSpec], margins: Margins) -> None:
     """Say that EQUIVALENT needs more steps, unless equal bits or step checks alone can decide."""
     short = [spec for spec in specs if not spec.training.deterministic and _needed_steps(spec) > spec.training.steps]
     if margins.mode == "full" and short:
         quick = "" if all(spec.engine == "command" for spec in short) else ", or equivalence.mode=quick"
         print(
-            f"\n{min(spec.training.steps for spec in short)} steps are too few for EQUIVALENT, which compares {MINIMUM_STEPS} "
+            f"{min(spec.training.steps for spec in short)} steps are too few for EQUIVALENT, which compares {MINIMUM_STEPS} "
             f"steps after the capture: set training.steps to {max(map(_needed_steps, short))} or more{quick}"
         )
 

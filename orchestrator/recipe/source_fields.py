@@ -166,7 +166,7 @@ def _parse_override(override: str, secrets: Secrets) -> list[tuple[str, Any]]:
     key, equals, text = override.partition("=")
     where = f"{COMMAND_LINE}: {_printable(f'{key}=***' if secrets.holds(key, text) else override)}"
     if not equals or not key.strip():
-        raise InputError([Problem(where, "an override is key=value", "write for example training.steps=50")])
+        raise InputError([Problem(where, "an override is key=value", "write for example training.steps=200")])
     if "[" in key:
         raise InputError([Problem(where, "an override cannot change an item of a list", "give the whole list")])
     try:

@@ -14,7 +14,7 @@ from orchestrator.sweeps.changed_programs import changed_programs
 from orchestrator.sweeps.store import Store
 from orchestrator.workflow.run_sweep import run_sweep
 
-EXAMPLE = "sweep tiny_moe training.steps=50"
+EXAMPLE = "sweep tiny_moe repeats=3"
 
 
 def add_arguments(parser: Parser) -> None:
