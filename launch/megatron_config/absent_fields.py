@@ -31,8 +31,8 @@ _WITHOUT_NEED: Mapping[str, tuple[str, str]] = {
         "leave it out",
     ),
     r"cuda_graph_use_single_mempool|use_single_mempool": (
-        "0.16 never reads it, and in 0.19 it joins the graph pools of training, validation and optimizer, of which engine "
-        "megatron captures only training",
+        "0.16 never reads it, and in 0.19 it joins the graph pools of training, validation and optimizer, which engine "
+        "megatron keeps apart",
         "leave it out",
     ),
 }

@@ -86,4 +86,5 @@ FIELDS: Mapping[str, str] = {
     "cuda_graph_modules": "cuda_graph.scope",
     "cuda_graph_warmup_steps": "cuda_graph.warmup_steps",
     "cuda_graph_num_warmup_steps": "cuda_graph.warmup_steps",
+    "optimizer_cuda_graph": "cuda_graph.optimizer",
 }

@@ -26,3 +26,8 @@ def graph_settings(graph: CudaGraph, release: MegatronCore) -> dict[str, Any]:
     if impl == "full_iteration":
         impl, parts = "local", ["full_iteration"]
     return {"cuda_graph_impl": impl, "cuda_graph_scope": parts, "cuda_graph_warmup_steps": graph.warmup_steps}
+
+
+def optimizer_graph_settings(graph: CudaGraph, release: MegatronCore) -> dict[str, Any]:
+    """Return the field of OptimizerConfig that captures the optimizer, which 0.16 lacks. It has a graph of its own."""
+    return {"optimizer_cuda_graph": True} if graph.optimizer and release != "0.16" else {}

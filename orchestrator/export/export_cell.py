@@ -76,7 +76,7 @@ LIBRARY_LIMITS = {
     f"megatron.{name}"
     for name in (
         "rope_scaling", "moe_router_normalize_topk", "moe_shared_expert_ffn_hidden_size", "tp", "batch_p2p_sync", "schedule",
-        "overlap_moe_expert_parallel_comm", "recompute", "recompute_norm", "recompute_act", "fused_gradients",
+        "overlap_moe_expert_parallel_comm", "recompute", "recompute_norm", "recompute_act", "fused_gradients", "optimizer",
     )
 }  # fmt: skip
 """Rules about Megatron-Core itself. The engine's other rules do not apply to other programs that use Megatron-Core."""
@@ -105,8 +105,10 @@ NOT_EXPRESSED: Sequence[tuple[str, Callable[[RunSpec], bool], str]] = (
     ("cuda_graph.impl", lambda spec: not _is_on_megatron(spec), "Megatron does not have it; printed as eager"),
     ("cuda_graph.mend", lambda spec: bool(spec.cuda_graph.mend),
      "your job has the fault; launch/engines/megatron/mends has the repair"),
-    ("cuda_graph.optimizer", lambda spec: spec.cuda_graph.optimizer,
-     "only torch_native has it; Megatron's graph ends before the optimizer"),
+    ("training.capturable_optimizer", lambda spec: spec.training.capturable_optimizer and not spec.cuda_graph.optimizer,
+     "Megatron turns it on only together with the graph of the optimizer; printed as off"),
+    ("training.capturable_optimizer", lambda spec: spec.training.capturable_optimizer and spec.cuda_graph.optimizer,
+     "in your job, the capture of the optimizer needs Transformer Engine 2.14 or later"),
     ("fault.kind", lambda spec: spec.fault.is_set, "only this project injects faults"),
 )  # fmt: skip
 """The fields that no target has. Each has the condition under which this matters, and what to do."""

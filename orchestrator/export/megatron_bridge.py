@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch.contract.spec import RunSpec
-from launch.megatron_config.graph_config import graph_settings
+from launch.megatron_config.graph_config import graph_settings, optimizer_graph_settings
 from launch.megatron_config.transformer_config import (
     FP8_RECIPES,
     data_parallel_settings,
@@ -85,7 +85,7 @@ def _overrides(spec: RunSpec) -> dict[str, Any]:
     optimizer = {name: value for name, value in optimizer_settings(spec).items() if name not in SET_BY_RECIPE}
     return {
         **_under("model", {name: value for name, value in model.items() if name not in SET_BY_RECIPE}),
-        **_under("optimizer", optimizer),
+        **_under("optimizer", optimizer | optimizer_graph_settings(spec.cuda_graph, spec.megatron_core)),
         **_under("ddp", data_parallel_settings(spec)),
         # A recipe's own settings would replace those of overlap above (training/comm_overlap.py, ``setup``).
         "comm_overlap": None,

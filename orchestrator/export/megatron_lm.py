@@ -13,6 +13,7 @@ from typing import Any
 
 from launch.contract.spec import RunSpec
 from launch.megatron_config.field_names import TRAINING_FLAGS
+from launch.megatron_config.graph_config import optimizer_graph_settings
 from launch.megatron_config.transformer_config import model_settings, optimizer_settings, transformer_settings
 from launch.support.rule import field_value
 
@@ -81,6 +82,7 @@ def _training_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
             **{flag: field_value(spec, field) for flag, field in TRAINING_FLAGS.items()},
             "eval_iters": 0,
             **optimizer,
+            **optimizer_graph_settings(spec.cuda_graph, spec.megatron_core),
             "grad_reduce_in_bf16": spec.training.gradient_precision == "bf16",
             "no_check_for_nan_in_loss_and_grad": True,
         }

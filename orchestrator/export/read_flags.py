@@ -41,6 +41,7 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "grad_reduce_in_bf16": {"training.gradient_precision": "bf16"},
     "recompute_activations": {"training.recompute": "selective"},
     "mock_data": {"data.kind": "synthetic"},
+    "optimizer_cuda_graph": {"cuda_graph.optimizer": True, "training.capturable_optimizer": True},
     **{switch: {field: value} for switch, (field, value) in DEPRECATED.items()},
 }
 """Flags without words, and the settings that they mean."""
@@ -280,7 +281,9 @@ def _derived(flags: Flags, settings: Mapping[str, Any]) -> dict[str, Any]:
         derived["model.moe_router_topk"] = 0
     if "train_iters" not in flags:
         derived["training.steps"] = ENOUGH_STEPS
-    later = "cuda_graph_modules" in flags or flags.get("cuda_graph_impl") == ["full_iteration"]
+    later = not flags.keys().isdisjoint({"cuda_graph_modules", "optimizer_cuda_graph"}) or flags.get(
+        "cuda_graph_impl"
+    ) == ["full_iteration"]
     return derived | _derived_layout(flags, settings) | {"megatron_core": "0.19" if later else "0.16"}
 
 

@@ -58,6 +58,7 @@ RULES: tuple[Rule, ...] = (
         "only full_iteration captures the optimizer",
         lambda spec: spec.cuda_graph.optimizer and spec.engine not in spec.cuda_graph.implementation.optimizer_engines,
         fix="Set cuda_graph.optimizer=false, or cuda_graph.impl=full_iteration and cuda_graph.scope=[].",
+        source="launch/contract/graph_impls.py",
     ),
     Rule(
         "scope.duplicate", ("cuda_graph.scope",), "each scope must be named once",

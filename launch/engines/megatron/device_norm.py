@@ -1,8 +1,8 @@
 """Compute the gradient norm and clip on the device, so that a graph can contain both.
 
 Megatron-Core 0.19.2 takes the kernels for this from Transformer Engine (optimizer/clip_grads.py:11), which has all of them from
-2.14 on. With an older release and without Apex, it reads each gradient's norm on the host. Here PyTorch's kernels replace the
-missing ones.
+2.14 on. With an older release it reads the norm on the host, or without Apex even that of each gradient. Here PyTorch's kernels
+replace the missing ones.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ REFUSED = {
     "training.fp8": "delayed",
     "training.gradient_accumulation_fusion": True,
     "training.moe_router_fusion": True,
+    "training.capturable_optimizer": True,
     "training.cpu_offloading": True,
     "training.variable_sequence_lengths": True,
     "cuda_graph.impl": "full_iteration",
@@ -260,6 +261,8 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         BF16, deterministic=True, recompute="selective", recompute_modules=("moe_act",)), "cuda_graph": CudaGraph("local")}),
     "dropout": ({"attention_dropout": 0.1}, {"training": dataclasses.replace(BF16, recompute="selective")}),
     "optimizer_precision": ({}, {"training": dataclasses.replace(BF16, optimizer_precision="lean")}),
+    "optimizer": ({}, {"cuda_graph": CudaGraph("full_iteration", optimizer=True)}),
+    "capturable_optimizer": ({}, {"megatron_core": "0.19", "cuda_graph": CudaGraph("full_iteration", optimizer=True)}),
     "device": ({}, {"placement": Placement(device="cpu")}),
     "mend": ({}, {"cuda_graph": CudaGraph("transformer_engine", ("attn",), mend=("yarn_positions",))}),
 }  # fmt: skip
@@ -397,6 +400,28 @@ def test_fused_gradients_are_refused_where_one_graph_serves_all_micro_batches() 
     one_microbatch = Training(precision="bf16", gradient_accumulation_fusion=True, global_batch_size=1)
     assert all(rules_of(dataclasses.replace(spec, parallelism=layout)) == set() for layout in own_graphs)
     assert rules_of(dataclasses.replace(spec, training=one_microbatch)) == set()
+
+
+def test_megatron_captures_the_optimizer_where_a_graph_can_contain_it() -> None:
+    capturable = dataclasses.replace(BF16, capturable_optimizer=True)
+    spec = dataclasses.replace(
+        ON_GPU, megatron_core="0.19", training=capturable, cuda_graph=CudaGraph("full_iteration", optimizer=True)
+    )
+    assert rules_of(spec) == rules_of(dataclasses.replace(spec, cuda_graph=CudaGraph())) == set()
+    for graph in (spec.cuda_graph, CudaGraph()):
+        (reason,) = unsupported(dataclasses.replace(spec, megatron_core="0.16", cuda_graph=graph))
+        assert reason.rule == "megatron.optimizer" and reason.message.endswith("(megatron-core 0.16, not 0.19)")
+    sharded = Parallelism(dp=2, distributed_optimizer=True)
+    lean = dataclasses.replace(capturable, optimizer_precision="lean")
+    assert rules_of(dataclasses.replace(spec, training=lean, parallelism=sharded)) == {"megatron.capturable_optimizer"}
+    padded = dataclasses.replace(MOE, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
+    of_experts = {
+        Parallelism(dp=2, ep=2): False,
+        Parallelism(dp=2, ep=2, distributed_optimizer=True): True,
+        Parallelism(dp=2): True,
+    }
+    for layout, is_taken in of_experts.items():
+        assert (rules_of(dataclasses.replace(spec, model=padded, parallelism=layout)) == set()) is is_taken
 
 
 def test_megatron_checks_steps_where_it_can_restore_and_perturb_them() -> None:

@@ -234,6 +234,7 @@ NOTED: dict[str, dict[str, Any]] = {
     "data.packed_sequences": {"data": Data(kind="synthetic", packed_sequences=True, eod_token=0)},
     "cuda_graph.impl": {"cuda_graph": CudaGraph("torch", ("attn",))},
     "cuda_graph.optimizer": {"cuda_graph": CudaGraph("full_iteration", optimizer=True)},
+    "training.capturable_optimizer": {"training": Training(precision="bf16", capturable_optimizer=True)},
     "cuda_graph.mend": {"cuda_graph": CudaGraph("local", ("attn",), mend=("local_inputs",))},
     "fault.kind": {"fault": Fault("nan")},
     "model.rope_scaling": {"model": Model(rope_scaling="llama3", rope_original_max_position=4096)},
@@ -308,6 +309,19 @@ def test_gradients_that_a_job_would_lose_are_told_of(graph: CudaGraph, to: Forma
             if "one graph replays all micro-batches" in note
         ]
         assert bool(told) == (graph.impl == "transformer_engine")
+
+
+def test_the_graph_of_the_optimizer_is_printed_for_the_release_that_has_it() -> None:
+    training = Training(precision="bf16", capturable_optimizer=True)
+    spec = RunSpec(engine="megatron", megatron_core="0.19", training=training, data=Data(kind="synthetic"))
+    captured = replace(spec, cuda_graph=CudaGraph("full_iteration", optimizer=True))
+    assert flags_of(captured, "0.19")["--optimizer-cuda-graph"] == []
+    assert overrides_of(captured, "0.19")[1]["optimizer.optimizer_cuda_graph"] == "true"
+    (note,) = (note for note in export(captured, "megatron-lm").notes if "optimizer" in note)
+    assert "needs Transformer Engine 2.14 or later" in note
+    for other in (spec, replace(captured, megatron_core="0.16")):
+        assert "--optimizer-cuda-graph" not in flags_of(other, other.megatron_core)
+        assert any("optimizer" in note for note in export(other, "bridge").notes)
 
 
 @pytest.mark.parametrize("to", ["megatron-lm", "bridge"])

@@ -121,6 +121,18 @@ def test_an_optimizer_is_lean_if_both_its_moments_are(tmp_path: Path) -> None:
     assert "precision of the whole" not in "".join(read.notes)
 
 
+def test_a_graph_of_the_optimizer_is_read_with_its_kernels_and_release(tmp_path: Path) -> None:
+    command = f"x.py {MODEL} --bf16 --cuda-graph-impl full_iteration --optimizer-cuda-graph"
+    read = read_command(command)
+    spec = spec_of(read.text, tmp_path)
+    assert (spec.cuda_graph.impl, spec.cuda_graph.optimizer, spec.megatron_core) == ("full_iteration", True, "0.19")
+    assert spec.training.capturable_optimizer and "optimizer-cuda-graph" not in "".join(read.notes)
+    assert as_overrides(["--optimizer-cuda-graph"]) == [
+        "cuda_graph.optimizer=true",
+        "training.capturable_optimizer=true",
+    ]
+
+
 def test_the_spellings_of_before_are_read(tmp_path: Path) -> None:
     flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --num-layers-per-virtual-pipeline-stage 1"
     spec = spec_of(read_command(f"pretrain_gpt.py {flags} --enable-cuda-graph").text, tmp_path)

@@ -78,7 +78,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:6: training.enable_autocast = true", "autocasts", "training.precision: bf16"),
             ("r.yaml:7: cuda_graph.num_warmup_iters = 11", "PyTorch's DDP", "cuda_graph.warmup_steps: 3"),
             ("r.yaml:8: cuda_graph_share_io_buffers = true", "share buffers by themselves", "leave it out"),
-            ("r.yaml:9: cuda_graph_use_single_mempool = true", "captures only training", "leave it out"),
+            ("r.yaml:9: cuda_graph_use_single_mempool = true", "keeps apart", "leave it out"),
             ("r.yaml:10: cuda_graph_num_warmup_steps = 3", "no such field", "write cuda_graph.warmup_steps"),
         ],
     ),

@@ -76,7 +76,7 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     "scope.not_taken": (graphed("none", "attn"), graphed("torch_compile", "attn"), graphed("full_iteration", "mlp")),
     "scope.optimizer": (
         dataclasses.replace(graphed("torch"), cuda_graph=CudaGraph("torch", optimizer=True)),
-        dataclasses.replace(graphed("full_iteration", **M), cuda_graph=CudaGraph("full_iteration", optimizer=True)),
+        dataclasses.replace(graphed(TE, **M), cuda_graph=CudaGraph(TE, optimizer=True)),
     ),
     "scope.duplicate": (graphed(TE, "attn", "attn"),),
     "scope.moe_and_router": (
