@@ -161,7 +161,9 @@ class MegatronStep:
         steps = [group["step"] for group in groups if "step" in group]
         return weights + masters + kept + steps
 
-    held = updated
+    def held(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return nothing, because each check compares the whole optimizer."""
+        return iter(())
 
     def routing(self) -> Mapping[str, torch.Tensor]:
         """Return no choices if some are hidden, because their effects would look like a fault of later routers."""
