@@ -25,6 +25,10 @@ CASES = (
     "test_megatron_graphs.py::test_layers_run_from_graphs_once_they_are_captured[attention, routers and preprocessing]",
     "test_megatron_graphs.py::test_layers_run_from_graphs_once_they_are_captured[local]",
     "test_megatron_graphs.py::test_each_micro_batch_in_a_pipeline_has_graphs_of_its_own[a stage without any]",
+    "test_megatron_graphs.py::test_the_optimizer_runs_from_a_graph_with_the_rate_of_each_step",
+    "test_megatron_graphs.py::test_why_rates_and_the_norm_are_on_the_device",
+    "test_megatron_graphs.py::test_transformer_engine_captures_fused_gradients_for_the_first_micro_batch",
+    "test_megatron_step_check.py::test_a_learning_rate_of_an_earlier_step_is_found",
     "test_megatron_graphs.py::test_megatron_core_takes_the_settings_as_they_are_meant",
     "test_megatron_graphs.py::test_local_builds_no_layer_for_mlp_alone",
 )

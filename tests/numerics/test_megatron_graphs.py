@@ -210,6 +210,7 @@ def test_the_optimizer_runs_from_a_graph_with_the_rate_of_each_step(changes: dic
         for name, weight in expected["after"].items():
             assert not torch.equal(weight, expected["before"][name])
             torch.testing.assert_close(found["after"][name], weight, rtol=0, atol=0)
+        assert found["choices"]["gradient norm and clipping"] == "PyTorch"
         stats = GraphStats(**found["graph_stats"])
         assert (stats.graphs, stats.launches_per_step, stats.replays) == (2, 2, 2 * (STEPS - 1 - WARMUP))
         assert stats.proven and stats.effective_scope == ("forward_backward", "optimizer")
@@ -225,7 +226,7 @@ def test_why_rates_and_the_norm_are_on_the_device(fault: str) -> None:
     spec = captured_optimizer(spec_of(DENSE, graph("full_iteration")), learning_rate=0.1)
     if fault == "norm":
         with (
-            mock.patch.object(engine, "norm_on_device", nullcontext),
+            mock.patch.object(engine, "norm_on_device", lambda: nullcontext("none")),
             pytest.raises(RuntimeError, match="not permitted"),
         ):
             train_graphed(spec)

@@ -17,12 +17,13 @@ from launch.engines.graph_protocol import replaced
 
 
 @contextmanager
-def norm_on_device() -> Iterator[None]:
+def norm_on_device() -> Iterator[str]:
+    """Compute both on the device inside the context. Yield the library whose kernels do so."""
     if clip_grads.multi_tensor_scale_tensor_impl is not None:
-        yield
+        yield "Transformer Engine"
         return
     with replaced(clip_grads, "l2_norm_impl", _norm), replaced(clip_grads, "multi_tensor_scale_tensor_impl", _scale):
-        yield
+        yield "PyTorch"
 
 
 def _norm(

@@ -76,9 +76,10 @@ class MegatronEngine:
         if spec.training.optimizer_precision == "lean":
             split_groups(self._optimizer, COPIED_ELEMENTS)
         self._repairs = ExitStack()
+        self._norm_kernels: dict[str, str] = {}
         if spec.training.capturable_optimizer:
             move_rates(self._optimizer, mesh.device)
-            self._repairs.enter_context(norm_on_device())
+            self._norm_kernels["gradient norm and clipping"] = self._repairs.enter_context(norm_on_device())
         self.config.finalize_model_grads_func = finalize_model_grads
         self.config.grad_scale_func = self._optimizer.scale_loss
         self._routers = observe_routers(self.chunks, self.config) if spec.step_checks else None
@@ -100,6 +101,7 @@ class MegatronEngine:
         return {
             "layers": f"modules of {modules[self.layers]}",
             **self._fused_gradients(),
+            **self._norm_kernels,
             **self._mended(),
             **self._environment,
         }
