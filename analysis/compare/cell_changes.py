@@ -141,7 +141,7 @@ def _badness(cell: GoldenCell) -> tuple[float, float, float, bool, bool]:
     The shares are of runs that did not end as expected, ended without results, and ended otherwise than COMPLETED.
     """
     runs = _runs(cell.outcome)
-    ended = {name: count for name, count in runs.items() if name not in ("NOT RUN", "INTERRUPTED")}
+    ended = {name: count for name, count in runs.items() if name not in ("NOT RUN", "NOT ENDED")}
 
     def share(*well: str) -> float:
         return sum(count for name, count in ended.items() if name not in well) / sum(runs.values())

@@ -130,7 +130,7 @@ def _without_records(eager: Run | None, graphed: Run) -> Verdict:
         fix = "move away the folder of each attempt with a damaged outcome; resume then retries the run"
         return Verdict("INCOMPARABLE", f"an outcome of the {' and the '.join(damaged)} run is damaged", fix)
     reason = " and ".join(
-        f"the {side} run is {run.status}{' or still running' * run.begun}" for side, run in sides if run.attempt is None
+        f"the {side} run has not {'ended' if run.begun else 'begun'}" for side, run in sides if run.attempt is None
     )
     return Verdict("UNFINISHED", reason, _RESUME)
 

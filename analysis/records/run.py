@@ -181,7 +181,8 @@ class Run:
         """The outcome's name, or the reason for having none."""
         if self.attempt is not None:
             return self.attempt.outcome.outcome
-        return "INTERRUPTED" if self.begun else "NOT RUN"
+        # Records do not show whether a run without an outcome is still running.
+        return "NOT ENDED" if self.begun else "NOT RUN"
 
 
 def attempts_of(runs: Iterable[Run]) -> list[Attempt]:

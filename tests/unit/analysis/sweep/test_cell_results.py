@@ -585,7 +585,7 @@ def changed_outcome(**fields: Any) -> Edit:
 def test_an_outcome_of_another_shape_cannot_be_read(tmp_path: Path, field: str, value: Any) -> None:
     sweep = write_sweep(tmp_path, steps=20, edit=for_graphed(changed_outcome(**{field: value})))
     result = graphed_result(sweep)
-    assert (result.outcome, result.verdict and result.verdict.verdict) == ("INTERRUPTED", "INCOMPARABLE")
+    assert (result.outcome, result.verdict and result.verdict.verdict) == ("NOT ENDED", "INCOMPARABLE")
     assert f"{result.runs[0].run_id}/attempts/1/outcome.json cannot be read: " in result.integrity.unsound_records[0]
 
 
@@ -694,12 +694,12 @@ def test_too_few_steps_and_one_repeat_are_inconclusive_only(tmp_path: Path) -> N
 
 def test_statuses_of_runs_that_never_ended(tmp_path: Path) -> None:
     interrupted_result = judged(tmp_path / "a", for_graphed(interrupted))
-    assert (interrupted_result.outcome, interrupted_result.unfinished) == ("INTERRUPTED", True)
+    assert (interrupted_result.outcome, interrupted_result.unfinished) == ("NOT ENDED", True)
     never_begun_result = judged(tmp_path / "b", for_graphed(never_begun))
     assert never_begun_result.outcome == "NOT RUN"
     said = [result.verdict.reason for result in (interrupted_result, never_begun_result) if result.verdict]
     assert [reason.partition(": ")[2] or reason for reason in said] == [
-        "the graphed run is INTERRUPTED or still running", "the graphed run is NOT RUN"
+        "the graphed run has not ended", "the graphed run has not begun"
     ], "records do not tell a run that goes on from one that was interrupted"  # fmt: skip
 
 
