@@ -183,7 +183,8 @@ class Figure {
       group.addEventListener("pointerleave", () => this.quiet());
       svg.append(group);
     });
-    return [svg, make("p", {}, `${this.data.unit}; dot: speed-up, line: its interval (an arrow if it goes on), bar: upper bound`)];
+    const marks = bars.some((bar) => bar.bound !== null) ? ", bar: upper bound" : "";
+    return [svg, make("p", {}, `${this.data.unit}; dot: speed-up, line: its interval (an arrow if it goes on)${marks}`)];
   }
 
   times(width) {
