@@ -19,11 +19,13 @@ def render(report: ReportData) -> list[str]:
     eager = {result.cell.workload_id: result for result in report.ran if not result.cell.graphed}
     graphed = [result for result in report.shown if result.cell.graphed]
     on_gpu = any(result.on_gpu for result in graphed)
-    rows = [_row(result, eager.get(result.cell.workload_id), on_gpu) for result in graphed]
+    few = _few_steps(graphed)
+    rows = [_row(result, eager.get(result.cell.workload_id), on_gpu, few) for result in graphed]
+    header = [name + few if name == "verdict" else name for name in (GPU_HEADER if on_gpu else HEADER)]
     return [
         f"# Validation report: {escape(report.sweep.plan.name)}",
         escape(report.summary.headline),
-        *([table(GPU_HEADER if on_gpu else HEADER, rows), legend(graphed, eager)] if rows else []),
+        *([table(header, rows), legend(graphed, eager)] if rows else []),
         *([f"![Speed-ups]({file})" for file in report.plots.get(SWEEP, ())]),
         *(["\n".join(f"- {escape(note)}" for note in report.summary.notes)] if report.summary.notes else []),
     ]
@@ -42,14 +44,20 @@ def legend(graphed: Sequence[CellResult], eager: Mapping[str, CellResult]) -> st
     return escape("; ".join([*workloads.values(), *rest])) + "."
 
 
-def _row(result: CellResult, eager: CellResult | None, on_gpu: bool) -> list[str]:
+def _few_steps(graphed: Sequence[CellResult]) -> str:
+    """Return " over 28 steps only" if that holds for several cells and for all, so that the header says it once; else ""."""
+    steps = {result.compared_steps: over_steps(result) for result in graphed}
+    return next(iter(steps.values())) if len(steps) == 1 < len(graphed) and 0 not in steps else ""
+
+
+def _row(result: CellResult, eager: CellResult | None, on_gpu: bool, few: str) -> list[str]:
     speed, replay = result.speed.speedup, result.graphs.replay
     times = f"{speed.eager_ms:.4g} to {speed.graphed_ms:.4g}" if speed and result.on_gpu else "-"
     # A CPU replays nothing: compiled code is called.
     proven = "proven" if result.on_gpu else "not applicable"
     proof = (proven if replay.proven else "**not proven**") if replay else "-"
     own_times = [times] if on_gpu else []
-    return [result.name, _verdict(result), _speedup(result), *own_times, _peaks(result, eager), proof]
+    return [result.name, _verdict(result).removesuffix(few), _speedup(result), *own_times, _peaks(result, eager), proof]
 
 
 def _peaks(result: CellResult, eager: CellResult | None) -> str:

@@ -85,6 +85,8 @@ def test_equality_over_few_steps_says_of_how_many(tmp_path: Path) -> None:
     for steps, said in ((60, "BITWISE over 56 steps only"), (120, "BITWISE")):
         text = report_text(write_sweep(tmp_path / str(steps), steps=steps))
         assert f"| {said} |" in text
+    several = report_text(write_sweep(tmp_path / "several", steps=60, workloads=2))
+    assert "| cell | verdict over 56 steps only |" in several and "| A1 | BITWISE |" in several
 
 
 def test_a_cpu_has_relative_changes_alone(tmp_path: Path) -> None:
