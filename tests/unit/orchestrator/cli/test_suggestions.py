@@ -83,17 +83,26 @@ def test_sweeps_are_listed_with_their_sizes(
     assert {row.index("COMPLETED") for row in rows} == {heads.index("state")} and counts == "written: 4 COMPLETED"
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "note"),
+    [("EXIT", "exit code 3", "EXIT: exit code 3"), ("KeyError", "KeyError: 'x'", "KeyError: 'x'")],
+)
 def test_a_note_on_a_run_has_a_head(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    message: str,
+    note: str,
 ) -> None:
     def fail(run: AttemptRecord) -> None:
-        run.outcome = Outcome("FAILED", "measure", "a", 1.0, 2.0, None, "EXIT", "exit code 3")
+        run.outcome = Outcome("FAILED", "measure", "a", 1.0, 2.0, None, kind, message)
 
     monkeypatch.chdir(tmp_path)
     write_sweep(tmp_path / "sweeps" / "mine", steps=2, edit=fail)
     assert main(["status", "mine"]) == 0
     heads, row, *_ = capsys.readouterr().out.splitlines()
-    assert heads.index("note") == row.index("EXIT: exit code 3")
+    assert heads.index("note") == row.index(note) and row.count(kind) == 1
 
 
 @pytest.mark.parametrize(
