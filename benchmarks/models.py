@@ -219,7 +219,9 @@ def main() -> None:
     parser.add_argument("--only", choices=STACKS, help="one stack")
     parser.add_argument("--steps", type=int, default=20, help="measured steps per implementation and round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", default="", help="only rows whose name begins so: ours, transformers")
+    parser.add_argument(
+        "--rows", default="", help="only rows whose name begins with this, such as ours or transformers"
+    )
     parser.add_argument("--tiny", action="store_true", help="toy sizes on a CPU")
     parser.add_argument("--profile", action="store_true", help="also print the 25 longest kernels of our steps")
     parser.add_argument("--json", type=Path, help="write all measurements to this file")

@@ -5,9 +5,9 @@ A cell is worse if
 - a larger share of its runs does not end well or as expected, or its records are unsound now;
 - its speed-up's whole interval lies below the earlier interval;
 - its memory peak exceeds the earlier peak by more than the tolerance.
-NaN counts as worse. Two speed-ups may be too uncertain to show a loss of ``SPEED_LOSS``. The change is then inconclusive if
-the earlier speed-up, measured again with its precision, would have shown the loss; otherwise it is not comparable. A speed-up
-that was above 1 and is now certainly below 1 is inconclusive, too, however uncertain the earlier one was.
+NaN counts as worse. Two speed-ups may be too uncertain to show a loss of ``SPEED_LOSS``. If another measurement with the earlier
+precision would have shown that loss, the change is inconclusive. Otherwise it is not comparable. A speed-up that was above 1 and
+is now certainly below 1 is inconclusive, too, however uncertain the earlier one was.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Change = Literal["worse", "unfinished", "inconclusive", "not comparable", "chang
 - better: an improvement.
 """
 Ending = Literal["failure", "error", "skipped"]
-"""How a testcase of JUnit ends that does not pass."""
+"""How a testcase of JUnit ends if it does not pass."""
 NOTHING_WORSE = "nothing is worse"
 
 

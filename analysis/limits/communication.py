@@ -1,4 +1,4 @@
-"""The bytes that a rank sends in an optimizer step, by kind of parallelism, at least.
+"""A lower bound on the bytes that a rank sends in an optimizer step, by kind of parallelism.
 
 A ring over n ranks sends 2 (n - 1) / n of a tensor to sum it on all of them, and half as many bytes to scatter the sum or to
 gather its parts (Patarasuk and Yuan 2009, 10.1016/j.jpdc.2008.09.002). Recomputation repeats what a forward pass sends. The
@@ -21,7 +21,7 @@ Exchange = Literal["data", "tensor", "expert", "pipeline"]
 
 
 def bytes_sent(spec: RunSpec) -> Mapping[Exchange, float]:
-    """Return the bytes that a rank of the stage that sends most sends, by kind; kinds without any are left out."""
+    """Return the bytes that a rank sends, by kind, for the stage that sends most. Leave out kinds without any."""
     if spec.engine == "command":
         return {}
     layout = spec.parallelism

@@ -2,8 +2,9 @@
 
 Graphs remove the host's cost and leave the device's work. With T the baseline's step and B the time its device is busy, the
 upper bound is T / B. Kernels that communicate are busy while they wait for other ranks, whose hosts may be late; graphs remove
-that wait, so B is not a bound then. C, the time without these kernels, is: a step is at least C, plus the time for passing
-data and waiting for other ranks' computation. With several ranks, B is that of the least busy one, whose device is idle while
+that wait, so B is not a bound then. C, the time
+without these kernels, is a bound: a step takes at least C, plus the time for passing data and waiting for other ranks'
+computation. With several ranks, B is that of the least busy one, whose device is idle while
 the others wait for it.
 
 A graphed step's duration comes from its timed steps, since tracing disturbs replay. All other times are milliseconds per step of

@@ -6,9 +6,9 @@ are two kinds of reasons:
 - Slowdowns: heat, a hardware slowdown (to half the clocks or less), a power brake, and waiting for a slower GPU (sync boost).
   These are faults of a machine that come and go. Without them steps would be shorter by their share of the time at most, and the
   interval becomes that much wider. Up to ``SLOWED``, which NEUTRAL allows, they are ignored.
-- Power caps. GPUs work at their cap under full load, and graphs that leave fewer gaps meet it more; this does not weaken FASTER.
-  If one side was capped for longer by ``CAPPED_APART`` of the time, its steps would be shorter by that share at most, as long as a
-  cap leaves clocks at half or more.
+- Power caps. GPUs work at their cap under full load, and graphs that leave fewer gaps reach it more often; this does not weaken
+  FASTER. If one side was capped for longer by ``CAPPED_APART`` of the time, its steps would be shorter by that share at most, as
+  long as a cap leaves clocks at half or more.
 
 Where clocks differ and no counter says why, somebody set them. The side with lower clocks could be faster by their ratio at most.
 

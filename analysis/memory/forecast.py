@@ -1,9 +1,9 @@
 """Forecast the GPU memory of each pipeline rank as a sum of named terms, from the recipe alone.
 
-A term has bytes, a formula and a source. It is held in one of four ways: ``allocated`` (tensors that are alive at the peak of
-their phase), in a graph ``pool`` besides those, ``cached`` (blocks that the allocator keeps and frees before memory runs out),
-or ``outside`` the allocator. The sum of ``allocated`` is torch's peak of allocated bytes, and the sum of all is the memory of
-the device. measured_constants.py holds what no formula gives. docs/memory.md explains an example.
+A term has bytes, a formula and a source. It is of one of four kinds. ``allocated`` are tensors that are alive at the peak of
+their phase. ``pool`` is further memory of a graph's pool. ``cached`` are blocks that the allocator keeps, and frees before memory
+runs out. ``outside`` is memory outside the allocator. The sum of ``allocated`` is torch's peak of allocated bytes, and the sum
+of all is the memory of the device. measured_constants.py holds what no formula gives. docs/memory.md explains an example.
 docs/results/forecast/report.md compares forecasts with the memory that GPUs held.
 """
 

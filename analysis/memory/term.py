@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from analysis.memory.measured_constants import Constant
 
 Held = Literal["allocated", "pool", "cached", "outside"]
-"""How memory is held: live tensors at the peak; what graphs keep in addition; what the allocator caches; all outside it."""
+"""How memory is held: by live tensors at the peak, by graphs in addition, by the allocator's cache, or outside the allocator."""
 
 
 class Term(NamedTuple):

@@ -30,7 +30,7 @@ from launch.contract.plan import Margins
 _HOW_OFTEN = "correct this first; more repeats in a sweep of its own show how often it happens"
 
 OTHER_CONDITIONS = 10.0
-"""Eager repeats that are this many times as far from each other before the capture as pairs did not run alike."""
+"""If eager repeats are this many times as far apart before the capture as the runs of a pair, they did not run alike."""
 _ONE_MACHINE = "run all repeats on one machine, in a sweep with another name"
 
 Curves = Mapping[str, Steps]

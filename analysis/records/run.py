@@ -23,7 +23,7 @@ Digests = tuple[tuple[str, str], ...]
 """What must agree before two runs may be compared, as (name, digest): code, libraries, data and a checkpoint."""
 
 TIMED_STEPS = 10
-"""The number of steps whose times two runs never repeat bit for bit: a GPU's timer has half a microsecond."""
+"""Two runs never have bitwise equal times for this many steps, since a GPU's timer resolves half a microsecond."""
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,7 @@ STRETCHES = _unit(
         float,
     )
 )
-"""Consecutive blocks, shape (stretches, blocks). None ends with the last block, because the other blocks then form a
-stretch."""
+"""Consecutive blocks, shape (stretches, blocks). No stretch ends with the last block, because the other blocks then form one."""
 CHANGES = _unit(np.tri(BLOCKS - 1, BLOCKS))
 """One change of level after any block, shape (changes, blocks). They are stretches too, but few, so that a smaller one stands
 out."""

@@ -82,7 +82,7 @@ def _drift(sample: Sample, margin: float, *, of_sizes: bool = False) -> Growth |
             peaks = np.minimum(runs[:, -(steps // LONGEST) :].max(axis=1), PEAK * ends)
             forecasts = np.where(rises > 0, peaks * (forecasts / ends), 0.0)
     for run in np.flatnonzero(~(np.abs(forecasts) <= margin) & (np.abs(rises) > least)):
-        # A size has the difference's noise times its sign. In an oscillation the sign averages out noise that changes slowly.
+        # The noise of a size is that of its difference, times the sign. In an oscillation, slow noise then averages out.
         signs = np.where(sample.graphed[run] < 0, -1.0, 1.0) if of_sizes else 1.0
         errors = [along_steps(runs[run], weights, white=True), *(along_steps(one * signs, weights) for one in noise)]
         if abs(rises[run]) > SURE * max(error.size for error in errors):

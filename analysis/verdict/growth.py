@@ -31,8 +31,8 @@ ACCELERATION = 1.5
 ABOVE_NOISE = 3.0
 """The last rise must exceed all rises of eager differences by this factor."""
 SHORT = 2
-"""Blocks of at most this many steps are short. They are many, so their largest eager rise needs only ``ACCELERATION`` as
-factor: exceeding it by chance is as rare as exceeding ``ABOVE_NOISE`` for longer blocks."""
+"""Blocks of at most this many steps are short. There are many of them. So chance exceeds ``ACCELERATION`` times their largest
+eager rise as rarely as it exceeds ``ABOVE_NOISE`` times that of longer blocks."""
 SHORT_RISE = 0.1
 """The last rise of short blocks must also exceed this share of the margin, because noise may hide the chaos of eager runs."""
 ABOVE_SPREAD = 2.0

@@ -27,7 +27,7 @@ _PAIR = re.compile(
     re.IGNORECASE,
 )
 _OTHER = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test|testing|ema)\b", re.IGNORECASE)
-"""Words that mark a loss as an evaluation's, not the training loss."""
+"""Words that mark a loss as that of an evaluation, and not of training."""
 _NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)", re.IGNORECASE)
 _STEP = re.compile(r"\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b(?!\s*%|,\d)", re.IGNORECASE)
 _COMMA = re.compile(

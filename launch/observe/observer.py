@@ -154,7 +154,8 @@ class Observer:
     def take_own(self, metric: Metric, value: Any, *, to_sum: bool = False) -> None:
         """Take what one of the program's own functions returned for the current step, or for a micro-batch of it (``to_sum``).
 
-        Every rank calls such a function, so every rank also takes part in the collective ``full_tensor``, wanted or not.
+        Every rank calls such a function, so every rank also takes part in the collective ``full_tensor``, even
+        if it needs no result.
         """
         if self._is_capturing():
             return

@@ -72,7 +72,9 @@ class LocalRanks:
 
     def poll(self) -> int | None:
         if not self._is_ending and all(isinstance(rank, ForkedRank) and rank.is_lost() for rank in self._ranks):
-            sys.stderr.write(f"{self._attempt.root}: the fork server ended first, so ranks are new interpreters\n")
+            sys.stderr.write(
+                f"{self._attempt.root}: the fork server ended, so each rank is started as a new interpreter\n"
+            )
             self._ranks = self._start()
         codes = [rank.poll() for rank in self._ranks]
         known = {failure.rank for failure in self._failures}

@@ -92,8 +92,8 @@ class Supervisor:
         """
         with contextlib.suppress(FileNotFoundError, RecordError, TypeError, ValueError):
             newest, own = from_json(BundleOrder, read_json(self._bundle.order)), self._order
-            # A job runs only the order for which it was submitted. On a host, the next supervisor takes an order for other
-            # slots.
+            # A job runs only the order for which it was submitted. On a host, an order for other slots is left to the next
+            # supervisor.
             if self._job is None and replace(newest, schedule=own.schedule, looks=own.looks) == own:
                 self._order = newest
         not_needed = runs_not_needed(self._bundle)

@@ -36,8 +36,7 @@ RULES: tuple[Rule, ...] = (
         fix="Write the flags that turn graphs on under command.graphs: {none: [], my_graphs: [--flag]}.",
     ),
     CommandRule(
-        "command.unused", (), "the program does not get them, since no word of its command has their "
-        "placeholders",
+        "command.unused", (), "the program gets only fields whose placeholders are in its command",
         lambda spec: () if spec.made_elsewhere else unused_settings(spec),
         fix="Write each name in braces, such as {learning_rate}, in command.run or command.flags, or leave the field out.",
     ),

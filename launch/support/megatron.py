@@ -225,7 +225,7 @@ RULES: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.rope_scaling",
         ("model.rope_scaling", "model.rope_original_max_position", "model.rope_low_freq_factor", "model.rope_high_freq_factor"),
-        "Megatron-Core fixes these values to those of Llama 3",
+        "llama3 scaling of Megatron-Core has fixed values (those of Llama 3)",
         lambda spec: _has_other_llama3_scaling(spec.model),
         fix="Set model.rope_original_max_position=8192 and model.rope_low_freq_factor=1 and model.rope_high_freq_factor=4, or "
         "engine=torch_native.",

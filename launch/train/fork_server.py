@@ -24,7 +24,7 @@ from launch.common.parent_death import PARENT, die_with_parent
 
 WORKER = "launch.train.worker"
 ORDER_BYTES = 1 << 20
-"""More than an order has: the ranks' places, the folder of their attempt, and its log."""
+"""More bytes than an order has, which names the ranks' places, the folder of their attempt, and its log."""
 
 
 def main(engine: str, *modules: str) -> None:
@@ -49,7 +49,7 @@ def main(engine: str, *modules: str) -> None:
 def unfit() -> str:
     """Return why a fork of this process could not be a rank, or "" if it can be one.
 
-    A fork cannot use CUDA after its parent has, has no thread but the one that forked, and would share child processes.
+    If this process has used CUDA, a fork of it cannot. A fork has only the thread that forked, and it would share child processes.
     """
     torch = sys.modules["torch"]
     files = {os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")}

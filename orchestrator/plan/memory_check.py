@@ -52,7 +52,7 @@ class MemoryCheck:
         ]
 
     def warning(self, cell: Cell) -> str:
-        """Return that ``cell`` will run and may run out of memory, or "" if it fits or is expected to."""
+        """Return the warning that ``cell`` will run and may run out of memory, or "" if it fits or is expected to."""
         gib, rank = self.target.gpu_memory_gib, self._fullest(cell)
         if gib is None or rank is None or cell.state != "run" or _is_expected(cell) or rank.needed <= gib * 2**30:
             return ""

@@ -135,7 +135,7 @@ def _limit_time(cells: Sequence[Cell], target: Target) -> list[Cell]:
 
 
 def _bundles(cells: Iterable[Cell], looks: tuple[int, ...]) -> tuple[PlannedBundle, ...]:
-    # Other looks make another bundle, because that bundle does not share this one's runs that were not needed.
+    # The id contains the looks, because runs that were not needed with these may be needed with others.
     return tuple(
         PlannedBundle(
             f"{workload}-{digest([*(c.cell_id for c in group), *looks])[:6]}", workload, _interleave(group, looks)
@@ -194,7 +194,7 @@ def check_budget(hours: float, most: float | None) -> None:
     """
     if most is None or hours <= most:
         return
-    message = f"{most:g}: this plan may take {hours:.2f} GPU hours (every run to its limit)"
+    message = f"{most:g}: this plan may take {hours:.2f} GPU hours, if every run takes its time limit"
     fix = "pick cells with --only, lower resources.minutes_per_run or repeats, or raise the limit"
     raise input_error("--max-gpu-hours", message, fix)
 

@@ -121,7 +121,7 @@ class Schema:
     def suggest_value(self, key: str, value: Any) -> str:
         """Return the fix for a ``value`` that field ``key`` does not take."""
         if self.choices(key):
-            # A wrong guess costs more than none: "gpu" is two thirds of "cpu".
+            # No suggestion is better than a wrong one, and "gpu" is two thirds of "cpu".
             return suggestion(value, self.choices(key), otherwise="write one of them", cutoff=0.7)
         if isinstance(value, (bool, int, float)) and "text" in self.describe_type(key):
             return f"write it in quotes: '{value}'"

@@ -76,7 +76,7 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "overlap.delayed_wgrad_captured", (),
-        "with delay_wgrad_compute, no graph may contain attention or the router of a model with a shared expert",
+        "with delay_wgrad_compute, no graph may contain attention, nor a router if the model has a shared expert",
         _captured_delayed_gradients,
         fix="Capture only moe_router and moe_preprocess, or nothing in a model with a shared expert, or set "
         "parallelism.delay_wgrad_compute to false.",

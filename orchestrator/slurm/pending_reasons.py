@@ -29,7 +29,9 @@ _CORRECT = "scancel {job}, correct that in the cluster's profile, then resume th
 _SMALLER = (
     "scancel {job}, ask for less (resources and repeats of the recipe, or the cluster's profile), then sweep again"
 )
-_WAIT = "ask an administrator when; or scancel {job}, name other nodes in the cluster's profile, then resume the sweep"
+_WAIT = (
+    "ask an administrator how long; or scancel {job}, name other nodes in the cluster's profile, then resume the sweep"
+)
 
 # The first row that matches counts.
 PENDING_REASONS: tuple[PendingReason, ...] = (

@@ -49,7 +49,7 @@ def test_forks_train_as_new_interpreters_do(tmp_path: Path, compile_cache: Path)
         assert one.read(one.environment) == other.read(other.environment)
     (log,) = started.sweep("alike").root.glob("bundles/*/supervisor.log")
     said = log.read_text()
-    assert "not on this host" in said and "the fork server ended first, so ranks are new interpreters" in said
+    assert "not on this host" in said and "the fork server ended, so each rank is started as a new interpreter" in said
     (log,) = forked.sweep("alike").root.glob("bundles/*/supervisor.log")
     assert log.read_text() == ""
 

@@ -60,7 +60,7 @@ def _pair_row(result: CellResult, pair: PairResult) -> list[str]:
 
 
 def _equal_steps(evidence: CurveEvidence) -> str:
-    """Return how many first steps are equal: graphed to eager, and eager runs among themselves if they differ."""
+    """Return how many leading steps are equal: graphed to eager, and eager runs among themselves if they differ."""
     among_eager = f"; eager runs among themselves {evidence.eager_prefix}"
     equal = f"first {evidence.bitwise_prefix} of {evidence.steps} steps"
     return equal + (among_eager if evidence.eager_prefix < evidence.steps else "")

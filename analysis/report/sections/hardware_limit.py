@@ -20,7 +20,7 @@ NOTES = (
     "Limit / step: the share of the step that the hardware needs. Faster kernels and less waiting can save at most the rest, "
     "unless different kinds of work overlap.",
     "Work: that of the rank with the longest limit, counted from the recipe with an even load of experts. "
-    "Communication and the bubble of a pipeline take no time in the limit. GB sent are what a rank sends at least.",
+    "Communication and the bubble of a pipeline take no time in the limit. GB sent: a lower bound on what a rank sends.",
     "Measured rates: each rank measures its GPU after its last step, in a short burst. The best of all ranks and runs counts. "
     "Under a power cap, a long step cannot hold these rates.",
 )

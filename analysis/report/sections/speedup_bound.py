@@ -20,7 +20,7 @@ NOTES = (
     "busy is the figure of the least busy rank. Computing and host are the figures of the slowest rank.",
     "Host: the time in which the host enqueues a step. It has no figure if the host waits for the GPU within a step.",
     "Brackets: the figure without kernels that communicate. Such kernels also wait for other ranks, whose hosts become faster "
-    "by graphs. If they take much of a rank's busy time, only the figure in brackets is a bound. A real step also takes time "
+    "with graphs. If they take much of a rank's busy time, only the figure in brackets is a bound. A real step also takes time "
     "to transfer data and to wait for other ranks.",
     "Launch-bound: the share of the eager step in which a GPU is idle. It has no figure if kernels waited longer in the trace "
     "than in the timed steps.",

@@ -59,7 +59,9 @@ class Kernels:
 
     def __post_init__(self) -> None:
         if len(self.counts) != len(BOUNDS_US) + 1:
-            raise ValueError(f"kernels are counted in {len(self.counts)} lengths, not in {len(BOUNDS_US) + 1}")
+            raise ValueError(
+                f"kernels are counted in {len(self.counts)} classes of duration, not in {len(BOUNDS_US) + 1}"
+            )
 
     @property
     def number(self) -> float:

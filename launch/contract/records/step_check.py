@@ -49,7 +49,7 @@ class RoutingDifference:
     name: str
     tokens: Count
     gap: Amount
-    """The largest lead, in score, of the uncaptured code's choice over the replay's, by the uncaptured code's scores."""
+    """By the scores of the uncaptured code, the largest lead of its own choice over that of the replay."""
     noise: Amount
     """The largest change of any router's score, in a second pass or by the perturbation. All routers share it, because the
     perturbation does not reach the first router."""
@@ -136,8 +136,8 @@ class StepCheck:
         compared = self.tensors > 0 if not self.missing else self.tensors == 0
         if not (compared and self.unequal <= self.tensors and len(self.differences) == shown):
             raise ValueError(
-                f"the check of step {self.step} compared {self.tensors} results, with {self.unequal} unequal ones and "
-                f"{len(self.differences)} of their differences: these contradict each other"
+                f"the counts of the check of step {self.step} contradict each other: {self.tensors} results, {self.unequal} "
+                f"unequal ones, {len(self.differences)} differences"
             )
 
     @property

@@ -17,8 +17,8 @@ def warm_up_kernels(spec: RunSpec, chunks: Sequence[Decoder], shape: tuple[int, 
     forever (CUDA programming guide, lazy loading, "concurrent execution"; observed with two pipeline stages on H200s).
     launch.train.worker preloads the kernels of libraries. This function covers all other kernels.
 
-    Call it before master weights and main gradients exist. The gradients here, which are whole, then fit into their memory.
-    Results are discarded. The engine seeds its random numbers afterwards.
+    Call it before master weights and main gradients exist. The whole gradients of these passes then fit into the memory that
+    those take later. Results are discarded. The engine seeds its random numbers afterwards.
 
     Args:
         shape: shape of activations between stages, (microbatch size, sequence or this rank's shard, hidden_size).

@@ -64,7 +64,7 @@ class MetricLog:
         self._first_number: dict[Source, int] = {}
         self._last_number: dict[Source, int] = {}
         self._early: dict[tuple[Source, bool], bool] = {}
-        """Whether a source's lines, with or without a step number, come before the step's optimizer."""
+        """Whether a source's lines, with or without a step number, are printed before the optimizer steps."""
         self._unnumbered: set[tuple[Metric, int]] = set()
         """The values that were printed without a step number."""
         self.contradictions: dict[int, str] = {}

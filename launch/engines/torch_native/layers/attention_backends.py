@@ -108,7 +108,7 @@ class CoreAttention:
             num_gqa_groups=model.num_query_groups // tp,
             qkv_format="bshd",
             attn_mask_type="causal",
-            # The number of positions (before, after) its own that a query attends to; -1 means all.
+            # How many positions before and after its own a query attends to; -1 means all.
             window_size=(window - 1, 0) if window else (-1, 0),
             softmax_type="learnable" if model.attention_sinks else "vanilla",
         )

@@ -261,7 +261,7 @@ class _Accumulation:
         if self.scale is None:
             return None
         # Autograd calls this hook on the stream where the parameter was first used, or on the capture's stream after a capture.
-        # A reduction that begins on the stream of the pass would not wait for an addition on that stream.
+        # A reduction begins on the stream of the pass, and would not wait for an addition on another stream.
         with torch.cuda.stream(self.stream):
             self.add(self.views[number], gradient, self.scale, self.first)
             if self.last:

@@ -97,7 +97,7 @@ class Pipeline:
             received = None
             if receive:
                 received, work = receive
-                # On a GPU only the stream waits, not the host.
+                # On a GPU only the stream waits. The host goes on.
                 work.wait()
             self._send(action, calls[action.kind](action.chunk, action.microbatch, received))
         for outgoing in self._outgoing.values():

@@ -196,7 +196,7 @@ def test_without_a_server_ranks_are_new_interpreters(
     while not all(isinstance(rank, subprocess.Popen) for rank in ranks._ranks):
         assert ranks.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
-    assert "the fork server ended first, so ranks are new interpreters" in capsys.readouterr().err
+    assert "the fork server ended, so each rank is started as a new interpreter" in capsys.readouterr().err
     assert why in (tmp_path / "server.log").read_text()
     ranks.end()
     assert ranks.poll() == -signal.SIGTERM
