@@ -210,7 +210,7 @@ RULES: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.optimizer",
         ("cuda_graph.optimizer", "parallelism.ep", "parallelism.etp", "parallelism.distributed_optimizer"),
-        "experts with their own ranks then have their own gradient norm, which the host adds, and no graph allows that",
+        "experts that have their own ranks also have their own gradient norm, and the host adds it, which a graph cannot do",
         lambda spec: spec.cuda_graph.optimizer and spec.model.is_moe and not spec.parallelism.distributed_optimizer
         and (spec.parallelism.ep > 1 or spec.parallelism.etp != spec.parallelism.tp),
         fix="Set parallelism.distributed_optimizer=true, or cuda_graph.optimizer=false.",
@@ -359,7 +359,7 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "megatron.batch_p2p_sync", ("parallelism.pp", "parallelism.vpp", "parallelism.batch_p2p_sync", "cuda_graph.impl"),
-        "each transfer between stages that are not interleaved then waits for the whole device, and no capture allows that",
+        "stages that are not interleaved wait for the whole device in each transfer, and no capture allows that",
         lambda spec: spec.parallelism.batch_p2p_sync
         and spec.parallelism.pp != 1
         and spec.parallelism.vpp <= 1

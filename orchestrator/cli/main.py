@@ -99,7 +99,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run_verb(arguments: argparse.Namespace) -> int:
-    # The verb has loaded them by now; --help does without.
+    # Imported here, because --help does not need them. A verb's module has loaded them already.
     from launch.common.atomic_files import RecordError, explain
     from launch.contract.errors import OrchestratorError
 

@@ -120,7 +120,7 @@ def _order(
 
 
 def _looks(plan: Plan, run_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the first of ``run_ids`` after each number of repeats at which the verdicts so far are judged."""
+    """Return the runs before which the verdicts so far are judged: one for each number of repeats in the plan's looks."""
     cells = plan.cell_of_run()
     repeats = {run_id: cells[run_id].run_ids.index(run_id) for run_id in run_ids if run_id in cells[run_id].repeat_ids}
     blocks = itertools.pairwise(plan.looks)

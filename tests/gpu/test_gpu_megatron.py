@@ -533,7 +533,7 @@ def trained_with_updates(name: str, graph: CudaGraph, capturable: bool = True, s
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("name", ["dense", "padded"])
 def test_a_graph_of_the_optimizer_updates_what_eager_code_updates(name: str) -> None:
-    """To the bit: losses and norms of every step, and gradients, which are as clipping left them."""
+    """Losses and norms of every step are bitwise equal, and so are the clipped gradients."""
     eager, found = trained_with_updates(name, EAGER), trained_with_updates(name, UPDATED)
     assert found.kinds == ["warmup"] * 3 + ["capture"] + ["steady"] * (STEPS - 4)
     assert found.stats.proven and found.stats.effective_scope == ("forward_backward", "optimizer"), found.stats

@@ -192,7 +192,7 @@ def test_a_stale_scale_is_found(graph: CudaGraph, record_property: Callable[[str
 
 @HAS_OPTIMIZER_GRAPH
 def test_a_stale_learning_rate_is_found(record_property: Callable[[str, object], None]) -> None:
-    """The rate moves to new memory after the capture, and the graph keeps that of the step before."""
+    """After the capture the rate moves to other memory, so the graph keeps the rate of the step before."""
 
     def move(engine: Any) -> None:
         for group in engine._optimizer.param_groups:

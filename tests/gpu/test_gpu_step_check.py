@@ -165,7 +165,7 @@ def test_a_check_changes_nothing(graph: str, is_full: bool, monkeypatch: pytest.
     ids=["masters", "fused", "fp32", "lean"],
 )
 def test_checks_of_an_optimizer_in_shares(training: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are clean, change nothing, and the check that compares a share finds a wrong learning rate in it."""
+    """The checks are clean and change nothing. A wrong learning rate in a share is found by the check that compares this share."""
     for module in (adamw, fused_kernels):
         monkeypatch.setattr(module, "PIECE_ELEMENTS", 100_000)
     monkeypatch.setattr(torch_native.step_check, "COMPARED_BYTES", 1)
@@ -210,7 +210,7 @@ def test_outputs_of_layers_are_clean_and_name_the_first_that_differs(
 def test_the_first_check_of_5_b_parameters_is_cheap(
     optimizer: bool, record_property: Callable[[str, object], None]
 ) -> None:
-    """The cost includes everything, and the memory too. A captured optimizer's state of 70 GB is compared in shares."""
+    """Time and memory include everything that the check needs. A captured optimizer's state of 70 GB is compared in shares."""
     graph = CudaGraph("full_iteration", optimizer=optimizer)
     large: Any = {"global_batch_size": 2, "sequence_length": 2048, "learning_rate": 3e-4, "compile": "elementwise"}
     spec = checked_spec(preset("qwen3_8l"), graph, **large)

@@ -124,7 +124,7 @@ def test_noise_of_graphed_runs_beside_equal_eager_ones_is_not_growth(size: float
 @pytest.mark.parametrize("kind", ["white", "correlated", "smooth"])
 def test_growth_that_eager_runs_show_as_well_does_not_count(steps: int, kind: str) -> None:
     def chaos(random: np.random.Generator) -> Floats:
-        """Return runs that diverge from each other at one rate, with any sign at each step or on a smooth path."""
+        """Return runs that diverge from each other at one rate. Their signs change from step to step, or their paths are smooth."""
         factors = {
             "white": random.normal(size=(4, COMPARED)),
             "correlated": correlated(1.0, 0.9)(random),
