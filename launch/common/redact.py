@@ -27,7 +27,7 @@ _SECRET_NAME = re.compile(
 _IN_SECRET_NAMES = ("token", "secret", "pass", "cred", "auth", "key", "pat", "jwt", "pw")
 """Each match of :data:`_SECRET_NAME` contains one of these. A long text seldom does."""
 _PLACE_NAME = re.compile(r"_(file|path|dir|sock|url|uri|stdin)$")
-"""The end of names that say where a secret is but contain none. A password in a URL is found by its value."""
+"""How names end whose value is the place of a secret, and not the secret. A password in a URL is found by its value."""
 _PORT = r"(?!\d{1,5}(?:[/?#]|$))"
 """Excludes the port of ``https://host:80/x@y``, because a password may contain "/" and "@"."""
 _URL_LOGIN = re.compile(

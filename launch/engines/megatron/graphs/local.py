@@ -52,7 +52,7 @@ class LocalCudaGraphs(MegatronCapture):
         def finalize_and_start_timer(*arguments: Any, **keywords: Any) -> None:
             nonlocal begun
             finalize(*arguments, **keywords)
-            # Neither release restores what its warm-up passes draw (0.16.1 transformer/cuda_graphs.py:905).
+            # Neither release sets generators back after its warm-up passes (0.16.1 transformer/cuda_graphs.py:905).
             after_capture.enter_context(random_states_kept(generators_of_steps(self._schedule.device)))
             torch.cuda.synchronize()
             begun = time.perf_counter()
