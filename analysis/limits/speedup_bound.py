@@ -290,12 +290,12 @@ def _without_probe(attempts: Sequence[Attempt], ranks: int) -> list[int]:
 
 
 def _most(attempts: Sequence[Attempt], count: Callable[[Probe], float]) -> float:
-    """Return the maximum over ranks, as the median over repeats."""
+    """Take the maximum over ranks in each repeat, and return the median over repeats."""
     return float(np.median([max(map(count, attempt.probes.values())) for attempt in attempts]))
 
 
 def _slowest_ms(attempts: Sequence[Attempt], time: Callable[[Probe], float]) -> float:
-    """Return the maximum over ranks, as the geometric mean over repeats."""
+    """Take the maximum over ranks in each repeat, and return the geometric mean over repeats."""
     return _mean([max(map(time, attempt.probes.values())) for attempt in attempts])
 
 

@@ -52,8 +52,8 @@ def test_a_rank_of_each_stage_holds_what_is_forecast(layout: Layout, precision: 
         with alone_as(rank, dims.world_size):
             engine = TorchNativeEngine(spec, RankPlace(rank, dims.world_size, CPU))
         assert parameters_of(engine) == held[stage]
-        # Each parameter begins at a multiple of ALIGNMENT elements. Each bucket ends at a multiple for every rank that
-        # shares it.
+        # Each parameter begins at a multiple of ALIGNMENT elements. Buckets that ranks share are padded to equal parts, which
+        # are such multiples too.
         padded = ALIGNMENT * dims.world_size * (len(engine.flat_parameters.parameters) + 1)
         sharded_masters = precision == "fp32" and spec.parallelism.distributed_optimizer
         padding = padded * MOST_AN_ELEMENT + (engine.flat_parameters.weights.nbytes if sharded_masters else 0)
