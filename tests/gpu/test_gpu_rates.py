@@ -26,6 +26,7 @@ def test_rates_are_those_of_a_gpu_and_repeat() -> None:
 
 
 def test_a_full_gpu_gives_no_rates_and_no_error() -> None:
+    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(DEVICE)
     held = torch.empty(free - NEEDED // 2, dtype=torch.uint8, device=DEVICE)
     assert measure_rates(DEVICE, "bf16") is None
