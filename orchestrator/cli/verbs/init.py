@@ -35,7 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise input_error("init", "takes one of recipe, profile and --from-megatron-flags", "init recipe > mine.yaml")
     if arguments.skeleton:
         path = find_recipe(Path("tiny_moe")) if arguments.skeleton == "recipe" else find_profile("example")
-        print(path.read_text(), end="")
+        # With the demo's name, the new recipe would claim the demo's sweep.
+        print(path.read_text().replace("\nname: tiny_moe\n", "\nname: mine\n"), end="")
         return 0
     found = read_command(arguments.from_megatron_flags)
     print(found.text, end="")

@@ -12,6 +12,7 @@ import pytest
 from launch.contract.outcomes import Outcome
 from orchestrator.cli.main import main
 from orchestrator.errors import InputError
+from orchestrator.recipe.recipe import load
 from orchestrator.targets.profile import load_profile
 from tests.records import AttemptRecord, write_sweep
 
@@ -65,6 +66,15 @@ def test_a_field_of_another_tool_is_answered_with_ours(
     with pytest.raises(InputError) as caught:
         load_profile("site")
     assert fix in str(caught.value)
+
+
+def test_a_new_recipe_does_not_claim_the_sweep_of_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "recipe"]) == 0
+    Path("mine.yaml").write_text(capsys.readouterr().out)
+    assert load(Path("mine.yaml")).name == "mine"
 
 
 def test_sweeps_are_listed_with_their_sizes(
