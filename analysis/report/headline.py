@@ -29,9 +29,10 @@ DECIDED = ("DIVERGED", "out of memory", "ended CAPTURE_FAILED", "failed as expec
 OUT_OF_MEMORY: OutcomeName = "CUDA_OOM"
 
 
-def headline(results: Sequence[CellResult]) -> str:
+def headline(results: Sequence[CellResult], *, quick: bool = False) -> str:
     """Return the headline of a sweep, which claims no more than the verdicts do; "" if no graphed cell was to run.
 
+    A ``quick`` sweep has too few steps to judge speed.
     If the sweep has cells on GPUs, the headline covers only these, because a CPU shows nothing about CUDA graphs.
     """
     ran = [result for result in results if result.cell.state == "run"]
@@ -45,7 +46,7 @@ def headline(results: Sequence[CellResult]) -> str:
     decided = all(state in ("", *DECIDED) for state in states)
     lead, claim = "Leave graphs off" if decided else "No decision yet", ""
     if sound:
-        lead, claim = _faster(graphed, sound, eager, ran) or _none_is_faster(sound, decided, ran)
+        lead, claim = _faster(graphed, sound, eager, ran) or _none_is_faster(sound, decided, ran, quick)
     lead = lead if graphed[0].on_gpu else "A CPU shows nothing about CUDA graphs"
     kinds = [f"{number} {state}" for state, number in Counter(filter(None, states)).items()]
     passing = f"{len(sound)} of {count('configuration', len(graphed))} {'passes' if len(graphed) == 1 else 'pass'}"
@@ -92,14 +93,16 @@ def _faster(
     return f"Turn graphs on{where}", "; ".join(filter(None, (claim, rivals, memory)))
 
 
-def _none_is_faster(sound: Sequence[CellResult], decided: bool, ran: Sequence[CellResult]) -> tuple[str, str]:
+def _none_is_faster(
+    sound: Sequence[CellResult], decided: bool, ran: Sequence[CellResult], quick: bool
+) -> tuple[str, str]:
     timed = _timed(sound)
     if len(timed) == len(sound) and decided and all(speed.verdict != "INCONCLUSIVE" for _, speed in timed):
         result, speed = max(timed, key=lambda item: item[1].ratio)
         best = f"the best is {_name(result, ran)}, {speed.ratio:.2f}x ({interval(speed)}) and {_agreement(result)}"
         return "Leave graphs off", f"no configuration that passes is faster than eager; {best}"
     lead = "No speed-up confirmed yet"
-    if not timed and sound[0].spec.made_elsewhere:
+    if quick or (not timed and sound[0].spec.made_elsewhere):
         return "No speed was judged", f"{_name(sound[0], ran)} is {_agreement(sound[0])}"
     if not timed:
         return lead, f"{_name(sound[0], ran)} is {_agreement(sound[0])}, but its speed is not known"

@@ -40,7 +40,8 @@ class ReportData:
 
 def report_data(sweep: SweepResults) -> ReportData:
     sweep = replace(sweep, results=_named(sweep.results))
-    return ReportData(sweep, summarise(sweep.results), select(sweep.results))
+    summary = summarise(sweep.results, quick=sweep.plan.margins.mode == "quick")
+    return ReportData(sweep, summary, select(sweep.results))
 
 
 def _named(results: Sequence[CellResult]) -> tuple[CellResult, ...]:

@@ -59,10 +59,11 @@ class Summary:
         return " ".join((self.headline, *self.notes))
 
 
-def summarise(results: Sequence[CellResult]) -> Summary:
-    unvalidated, decision = _describe_unvalidated(results), headline(results)
+def summarise(results: Sequence[CellResult], *, quick: bool = False) -> Summary:
+    """Summarise a sweep. A ``quick`` one (Margins.mode) has too few steps to judge speed."""
+    unvalidated, decision = _describe_unvalidated(results), headline(results, quick=quick)
     lack = f"**{'Not all' if decision else 'Nothing'} was validated**: {unvalidated}." if unvalidated else ""
-    undecided = _undecided([result for result in results if result.cell.state == "run"])
+    undecided = None if quick else _undecided([result for result in results if result.cell.state == "run"])
     verdicts = Counter(result.verdict.verdict for result in results if result.verdict)
     cells = Counter(str(result.cell.state) for result in results)
     return Summary(

@@ -14,6 +14,7 @@ from analysis.records.run import EndedAttempt, Run
 from analysis.report.charts import FAILING, SPEED_COLOURS, speed_chart
 from analysis.report.headline import headline
 from analysis.report.plots import draw
+from analysis.report.summary import summarise
 from analysis.speed.speedup import Speed, SpeedVerdict
 from analysis.sweep.cell_results import CellIntegrity, CellResult, CellSpeed
 from analysis.verdict.verdict import STEP_CHECKED, VERDICTS, Verdict, VerdictName
@@ -87,6 +88,13 @@ def test_a_gain_is_told_with_its_interval_its_agreement_and_its_memory() -> None
     assert "`full_iteration" in both.split("faster")[0] and both.endswith("2 of 2 configurations pass.")
     alone = headline([EAGER, checked])
     assert "equivalent in its checked steps (0 steps are too few to compare curves)" in alone and "noise" not in alone
+
+
+def test_a_quick_sweep_judges_no_speed() -> None:
+    cells = [EAGER, cell("torch", STEP_CHECKED, speed("INCONCLUSIVE"))]
+    assert headline(cells, quick=True).startswith("No speed was judged: `torch, lr 0.001` is equivalent in its checked")
+    assert summarise(cells, quick=True).repeats_to_decide is None
+    assert "Speed undecided" in summarise(cells).text and "Speed undecided" not in summarise(cells, quick=True).text
 
 
 def test_the_settings_of_a_whole_sweep_are_left_out_where_a_legend_has_them() -> None:
