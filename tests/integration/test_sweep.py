@@ -40,7 +40,7 @@ def test_a_recipe_becomes_a_report(finished: Finished) -> None:
     report = json.loads((sweep.report / "report.json").read_text())
     assert report["exit_code"] == 0
     assert "| choices.attention_backend, full layers | sdpa |" in (sweep.report / "report.md").read_text()
-    assert "EQUIVALENT" in finished.out and "report pairs" in finished.out
+    assert "EQUIVALENT" in finished.out and "\nreport: " in finished.out and "next:" not in finished.out
     assert re.search(r"\[ *\d+%, .*\] COMPLETED  torch_compile-", finished.out), "progress, in plain lines"
 
 
