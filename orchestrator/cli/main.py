@@ -67,7 +67,11 @@ def _parse_overrides_anywhere(parser: Parser, words: Sequence[str]) -> argparse.
     arguments, rest = parser.parse_known_args(words)
     if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
         line = _as_overrides(words, rest) if "overrides" in arguments else ""
-        answer = f"; for flags of Megatron write {line}" if line else f" (see {PROGRAM} {arguments.verb} --help)"
+        answer = f" (see {PROGRAM} {arguments.verb} --help)"
+        if line:
+            answer = f"; for flags of Megatron write {line}"
+        elif "overrides" in arguments and "=" in rest[0]:
+            answer = f"; for a field of the recipe write {rest[0].lstrip('-')}"
         parser.error(f"unrecognized arguments: {' '.join(rest)}{answer}")
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]

@@ -28,6 +28,8 @@ MEANT = {
     "status mine.yaml": "did you mean 'mine'?",
     "status eager": "is a run of sweep mine, not a sweep\n    name its sweep, mine; python -m orchestrator logs eager",
     "logs mine/egaer": "begins with 'egaer'\n    did you mean 'eager'?",
+    "plan tiny_moe --training.steps=200": "for a field of the recipe write training.steps=200",
+    "plan tiny_moe --dry-run": "(see python -m orchestrator plan --help)",
     "sweep plan tiny_moe": "sweep and plan are two verbs\n    write one of them: python -m orchestrator sweep RECIPE",
 }
 
