@@ -266,7 +266,7 @@ def publish_report(sweep: SweepPaths, settings: TrackSettings, say: Callable[[st
         run.finish()
         _remove_superseded(run)
         if session.mode == "offline":
-            say("offline, so the summaries of runs get no verdict; the W&B run named analysis has all verdicts")
+            say("run report again after the upload: only then do the runs in W&B get their verdicts")
         else:
             add_verdicts(f"{run.entity}/{run.project}", sweep_token(sweep.tracking), content, say)
 

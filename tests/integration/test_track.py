@@ -250,7 +250,7 @@ def test_the_report_becomes_a_run_of_its_own(tmp_path: Path) -> None:
     write_report(sweep)
     for _ in range(2):
         said = finish(start_on(sweep.root, tmp_path))
-        assert len(said) == 2 and "wandb sync" in said[0] and "no verdict" in said[1]
+        assert len(said) == 2 and "wandb sync" in said[0] and "run report again after the upload" in said[1]
     [file] = sweep.tracking.glob("wandb/offline-run-*/run-analysis-*.wandb")
     records = wandb_records(file)
     assert next(record["run"] for record in records if record["type"] == "run")["job_type"] == "analysis"
