@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from analysis.records.run import Attempt, PartialAttempt
 from analysis.verdict.verdict import STEP_CHECKED, Verdict
-from launch.contract.records.step_check import NOISE_MULTIPLE, RoutingDifference, StepCheck, TensorDifference
+from launch.contract.records.step_check import RoutingDifference, StepCheck, TensorDifference, hides_everything
 from launch.contract.spec import RunSpec
 
 
@@ -28,7 +28,7 @@ class StepChecks:
     unequal: int
     """The largest number of results that differ in a bit, in one step on one rank."""
     most: float
-    """The largest difference, in units of its noise. A fault has more than ``NOISE_MULTIPLE``."""
+    """The largest difference, in units of its noise."""
     moved_tokens: int
     seconds: float
     """The longest check."""
@@ -111,7 +111,7 @@ def _checks(attempts: Sequence[tuple[int, Attempt]]) -> Iterator[_Found]:
 
 def _describe_fault(found: Sequence[_Found]) -> str:
     faults = [(one, row) for one in found for row in one.check.rows if row.is_fault]
-    return _describe(*max(faults, key=lambda each: each[1].in_noise)) if faults else ""
+    return _describe(*max(faults, key=lambda each: each[1].in_limits)) if faults else ""
 
 
 def _describe(found: _Found, row: TensorDifference | RoutingDifference) -> str:
@@ -119,11 +119,11 @@ def _describe(found: _Found, row: TensorDifference | RoutingDifference) -> str:
     if isinstance(row, RoutingDifference):
         return (
             f"{row.name} sends {row.tokens} tokens to different experts than uncaptured code ({where}); their scores differ by "
-            f"{row.gap:.2g}, but rounding explains only {NOISE_MULTIPLE * row.noise:.2g}"
+            f"{row.gap:.2g}, but rounding explains only {row.limit:.2g}"
         )
     return (
         f"{row.name} differs from uncaptured code by {row.difference:.2g} of its norm ({where}), but rounding explains only "
-        f"{NOISE_MULTIPLE * row.noise:.2g}"
+        f"{row.limit:.2g}"
     )
 
 
@@ -143,6 +143,6 @@ def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]],
     if any(one.check.unequal and not one.check.calibrated for one in found):
         return "results differ in bits, and the effect of rounding cannot be measured (docs/step_check.md, Limits)"
     noise = max((one.check.largest_noise for one in found), default=0.0)
-    if NOISE_MULTIPLE * noise >= 1:
+    if hides_everything(noise):
         return f"not step-checked: with a noise of {noise:.2g}, even a difference as large as a result would not be a fault"
     return ""

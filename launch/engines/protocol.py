@@ -82,7 +82,9 @@ class CheckableStep(Protocol):
         """Move the first layer's output by one unit in the last place inside the context. Yield whether that is possible."""
 
     def results(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the results of the last computation by name: losses, gradient norm, main gradients, and layer results."""
+        """Yield the results of the last computation by name: losses, gradient norm, main gradients, statistics of routers, and
+        layer results.
+        """
 
     def layers(self) -> Iterable[LayerResult]:
         """Return the layer results among ``results``; none unless ``RunSpec.layer_check_steps`` is set."""
@@ -94,7 +96,7 @@ class CheckableStep(Protocol):
         """Yield weights and moments by name if the graph contains the optimizer and they are compared in this step."""
 
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights and moments of a captured optimizer that this check does not compare. Nothing may change them."""
+        """Yield what no replay may change: the weights, or those and moments that a captured optimizer has to leave."""
 
     def routing(self) -> Mapping[str, torch.Tensor]:
         """Return the experts of this rank's tokens in the last computation, int64 (T, topk) by router call."""

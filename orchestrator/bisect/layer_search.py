@@ -11,7 +11,7 @@ from analysis.records.run import Attempt
 from analysis.sweep.cell_results import CellResult
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Plan
-from launch.contract.records.step_check import NOISE_MULTIPLE, LayerResult, TensorDifference, layer_names, with_article
+from launch.contract.records.step_check import LayerResult, TensorDifference, layer_names, with_article
 from launch.contract.spec import AXES, RunSpec
 from orchestrator.bisect.failure_status import DIVERGED, cause_unknown, classify_failure, judge_cell
 from orchestrator.bisect.search import Answer, Search, join_names
@@ -140,7 +140,7 @@ def _sentences(first: FirstFault | None, checks: StepChecks | None, lacking: str
         size = first.difference
         return [
             f"First to differ: step {first.step}, the {first.result.name}{_ranks(first.ranks, spec)}.",
-            f"It differs by {size.difference:.2g} of its norm, but rounding explains only {NOISE_MULTIPLE * size.noise:.2g}.",
+            f"It differs by {size.difference:.2g} of its norm, but rounding explains only {size.limit:.2g}.",
             first.explain(layer_names(spec.model.num_layers)),
         ]
     if checks is None:

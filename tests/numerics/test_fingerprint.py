@@ -77,6 +77,20 @@ def test_zeros_of_either_sign_and_numbers_that_are_not_finite() -> None:
     assert difference(nan, zeros) == difference(torch.ones(3), zeros) == NOT_FINITE
 
 
+def test_numbers_that_are_not_finite_in_both_do_not_count() -> None:
+    """NaN may have other bits, and other numbers still count."""
+    reference = numbers(9)
+    reference[4] = torch.nan
+    changed = reference.clone()
+    changed.view(torch.int32)[4] ^= 1
+    assert difference(changed, reference) == 0.0
+    changed[2] *= 1 + 1e-5
+    finite = ~reference.isnan()
+    assert difference(changed, reference) == pytest.approx(exact_difference(changed[finite], reference[finite]))
+    changed[3] = torch.inf
+    assert difference(changed, reference) == NOT_FINITE
+
+
 CHANGES: dict[str, Change] = {
     "all": lambda tensor: tensor.add_(1e-6 * numbers(*tensor.shape).flip(0)),
     "one row": lambda tensor: tensor[17].mul_(1.01),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import how_to_read, table
 from analysis.sweep.cell_results import CellResult
-from launch.contract.records.step_check import NOISE_MULTIPLE
+from launch.contract.records.step_check import NOISE_MULTIPLE, SMALL_DIFFERENCE, SMALL_NOISE_MULTIPLE
 
 HEADER = ("cell", "steps", "runs", "results per rank", "unequal", "largest difference, in noise", "tokens elsewhere",
           "longest check", "finding")  # fmt: skip
@@ -13,7 +13,8 @@ NOTES = (
     "Each checked step is computed twice from one state: by replay, and by the same code uncaptured (docs/step_check.md).",
     "Noise: how far a result changes in a second uncaptured pass, or when the first layer's output moves by one unit in the last "
     "place. The noise of a result is the larger of these two changes.",
-    f"Rounding explains a difference of up to {NOISE_MULTIPLE:g} times the noise. A larger one is a fault.",
+    f"Rounding explains a difference of up to {NOISE_MULTIPLE:g} times the noise, or {SMALL_NOISE_MULTIPLE:g} times if it is below "
+    f"{SMALL_DIFFERENCE:.2%} of the result. A larger one is a fault.",
     "Tokens elsewhere: tokens that a router sends to another expert.",
 )
 

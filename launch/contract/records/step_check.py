@@ -16,6 +16,23 @@ EMBEDDING, FINAL_NORM = "embedding", "final norm"
 
 NOISE_MULTIPLE = 6.0
 """Differences of at most this multiple of the noise count as rounding. docs/step_check.md has the measurements behind it."""
+SMALL_NOISE_MULTIPLE = 100.0
+"""The same for differences below ``SMALL_DIFFERENCE``. If noise is that small, faults are over 10,000 times as large as it, but
+rounding in ill-conditioned layers was 19 times as large."""
+SMALL_DIFFERENCE = 5e-4
+LARGE_NOISE_MULTIPLE = 30.0
+"""The same in a check with a result whose noise hides everything. There, rounding was 23 times the noise of other results."""
+
+
+def hides_everything(noise: float) -> bool:
+    """Return whether even a difference as large as a result would be no fault of a result with ``noise``."""
+    return NOISE_MULTIPLE * noise >= 1
+
+
+def noise_multiple(noise: float, largest: float) -> float:
+    """Return how many times ``noise`` a result may differ by rounding, in a check whose largest noise is ``largest``."""
+    least = LARGE_NOISE_MULTIPLE if hides_everything(largest) else NOISE_MULTIPLE
+    return min(max(SMALL_DIFFERENCE / noise, least), SMALL_NOISE_MULTIPLE)
 
 
 @dataclass(frozen=True)
@@ -31,15 +48,26 @@ class TensorDifference:
     """The larger of two differences: between two passes of the uncaptured code, and between a plain and a perturbed pass. It is
     at least the spacing of the result's numbers. Losses and the gradient norm are single numbers, which a perturbation may leave
     unchanged by chance, so all of them share their largest noise."""
+    multiple: Amount = NOISE_MULTIPLE
+    """A difference of more than this many times the noise is a fault. 0 for what a replay may not change."""
 
     @property
     def in_noise(self) -> float:
         """Return the difference in units of the noise."""
-        return _in_noise(self.difference, self.noise)
+        return _in_units(self.difference, self.noise)
+
+    @property
+    def limit(self) -> float:
+        return self.multiple * self.noise
+
+    @property
+    def in_limits(self) -> float:
+        """Return the difference in units of the limit. Above 1 it is a fault."""
+        return _in_units(self.difference, self.limit)
 
     @property
     def is_fault(self) -> bool:
-        return self.in_noise > NOISE_MULTIPLE
+        return self.in_limits > 1
 
 
 @dataclass(frozen=True)
@@ -57,16 +85,25 @@ class RoutingDifference:
     @property
     def in_noise(self) -> float:
         """Return the gap in units of the noise."""
-        return _in_noise(self.gap, self.noise)
+        return _in_units(self.gap, self.noise)
+
+    @property
+    def limit(self) -> float:
+        return NOISE_MULTIPLE * self.noise
+
+    @property
+    def in_limits(self) -> float:
+        """Return the gap in units of the limit. Above 1 it is a fault."""
+        return _in_units(self.gap, self.limit)
 
     @property
     def is_fault(self) -> bool:
-        return self.in_noise > NOISE_MULTIPLE
+        return self.in_limits > 1
 
 
-def _in_noise(size: float, noise: float) -> float:
-    """Return ``size`` in units of ``noise``; infinity if there is no noise."""
-    return size / noise if noise else (math.inf if size else 0.0)
+def _in_units(size: float, unit: float) -> float:
+    """Return ``size`` in units of ``unit``; infinity if that is 0."""
+    return size / unit if unit else (math.inf if size else 0.0)
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,10 @@ class MegatronStep:
         for chunk, model in enumerate(self.schedule.chunks):
             for name, parameter in model.named_parameters():
                 if parameter in owned:
-                    label = f"gradient of {chunk}.{name.replace('module.', '')}"
-                    yield label, parameter.main_grad.view(-1)[owned[parameter]]
+                    yield f"gradient of {_label(chunk, name)}", parameter.main_grad.view(-1)[owned[parameter]]
+            for name, buffer in model.named_buffers():
+                if buffer.is_floating_point():
+                    yield f"buffer {_label(chunk, name)}", buffer
         for layer, kept in self.observed_layers.kept.items():
             yield layer.name, kept
 
@@ -125,21 +127,26 @@ class MegatronStep:
         kept = {
             main: state for part in self.optimizer.chained_optimizers for main, state in part.optimizer.state.items()
         }
+        for label, parameter, weight in self._weights():
+            yield f"weight of {label}", weight
+            main = getattr(parameter, "main_param", parameter)
+            if main is not None and main is not parameter:
+                yield f"master weight of {label}", main
+            for key, value in kept.get(main, {}).items():
+                yield f"{key} of {label}", value.float()
+
+    def held(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(()) if self.updates else ((f"weight of {label}", weight) for label, _, weight in self._weights())
+
+    def _weights(self) -> Iterator[tuple[str, nn.Parameter, torch.Tensor]]:
+        """Yield a label of each parameter, the parameter, and its elements that are up to date after a step."""
         owned = self._owned_ranges()
         for number, chunk in enumerate(self.schedule.chunks):
             # The next forward pass gathers the other ranks' parts then.
             is_gathered = not chunk.ddp_config.overlap_param_gather
             for name, parameter in chunk.named_parameters():
-                label = f"{number}.{name.replace('module.', '')}"
-                yield (
-                    f"weight of {label}",
-                    parameter if is_gathered else parameter.view(-1)[owned.get(parameter, slice(0))],
-                )
-                main = getattr(parameter, "main_param", parameter)
-                if main is not None and main is not parameter:
-                    yield f"master weight of {label}", main
-                for key, value in kept.get(main, {}).items():
-                    yield f"{key} of {label}", value.float()
+                part = parameter if is_gathered else parameter.view(-1)[owned.get(parameter, slice(0))]
+                yield _label(number, name), parameter, part
 
     @property
     def _clips_in_place(self) -> bool:
@@ -160,10 +167,6 @@ class MegatronStep:
         ]
         steps = [group["step"] for group in groups if "step" in group]
         return weights + masters + kept + steps
-
-    def held(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return nothing, because each check compares the whole optimizer."""
-        return iter(())
 
     def routing(self) -> Mapping[str, torch.Tensor]:
         """Return no choices if some are hidden, because their effects would look like a fault of later routers."""
@@ -234,6 +237,10 @@ class MegatronStep:
                 part = optimizer._get_model_param_range_map(parameter)["param"]
                 owned[parameter] = slice(part.start, part.end)
         return owned
+
+
+def _label(chunk: int, name: str) -> str:
+    return f"{chunk}.{name.replace('module.', '')}"
 
 
 def _scaling_state(module: nn.Module) -> Iterator[torch.Tensor]:

@@ -100,6 +100,9 @@ class TorchNativeStep:
         yield "gradient norm", self._norm
         for name, gradient in self._gradients():
             yield f"gradient of {name}", gradient
+        if step.chunks[0].context.model.moe_router_enable_expert_bias:
+            for chunk, tokens in step.microbatches.tokens_per_expert.items():
+                yield f"tokens of each expert, chunk {chunk}", tokens.to(step.main.precision)
         for layer, kept in step.microbatches.layers.kept.items():
             yield layer.name, kept
 
@@ -118,10 +121,12 @@ class TorchNativeStep:
                 yield from piece.named_state()
 
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
-        if self.compared is not None:
-            for piece in self.train_step.optimizer.pieces:
-                if piece not in self.compared:
-                    yield from piece.named_state()
+        if self.compared is None:
+            parameters = nn.ModuleList(self.train_step.chunks).named_parameters()
+            yield from ((f"weight of {name}", parameter) for name, parameter in parameters)
+        else:
+            others = (piece for piece in self.train_step.optimizer.pieces if piece not in self.compared)
+            yield from (named for piece in others for named in piece.named_state())
 
     def routing(self) -> Mapping[str, torch.Tensor]:
         routing = self.train_step.microbatches.routing

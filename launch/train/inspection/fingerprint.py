@@ -36,10 +36,16 @@ class Fingerprint:
         return self.sketches.numel() == 1
 
     def difference(self, reference: Fingerprint) -> float | None:
-        """Return the 2-norm of the difference relative to the norm of ``reference``, or None if both have equal bits."""
+        """Return the 2-norm of the difference relative to the norm of ``reference``, or None if both have equal bits.
+
+        Parts that are not finite in both do not count, for example NaN with other bits.
+        """
         if torch.equal(self.digests, reference.digests):
             return None
-        norms = torch.stack((self.sketches - reference.sketches, reference.sketches)).flatten(1).norm(dim=1)
+        finite = self.sketches.isfinite()
+        if not torch.equal(finite, reference.sketches.isfinite()):
+            return NOT_FINITE
+        norms = torch.stack(((self.sketches - reference.sketches)[finite], reference.sketches[finite])).norm(dim=1)
         size, scale = norms.tolist()
         if not (size < NOT_FINITE and scale < NOT_FINITE):
             return NOT_FINITE

@@ -9,7 +9,9 @@ differ, the uncaptured code repeats the replay's choices, and records how far th
 
 A captured optimizer is checked separately: it runs uncaptured on the gradients of the replay. Adam divides by the size of
 gradients, which would otherwise make rounding of the smallest gradients look large. If its state is large, each check compares
-another share of it. The rest is held back: no replay may change it.
+another share of it. The rest is held back.
+
+No replay may change what it should leave as it is: the weights, or those that a captured optimizer holds back.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from launch.contract.records.step_check import (
     RoutingDifference,
     StepCheck,
     TensorDifference,
+    noise_multiple,
 )
 from launch.engines.protocol import CheckableStep, ScoredChoices
 from launch.engines.random_states import random_states_kept
@@ -123,9 +126,9 @@ def _check_step(
     calibrated = True
     if largest_on_ranks(passes.is_unequal, batch.device):
         calibrated = passes.calibrate()
-        rows += _rows(passes.differences, passes.noise)
+        rows += passes.rows()
     first = _first_fault(rows, checked.layers())
-    rows.sort(key=lambda row: row.in_noise, reverse=True)
+    rows.sort(key=lambda row: row.in_limits, reverse=True)
     return StepCheck(
         number,
         len(replay.results) + len(replay.updated) + len(replay.held),
@@ -136,7 +139,7 @@ def _check_step(
         max((row.noise for row in rows), default=0.0),
         time.perf_counter() - begun,
         first,
-        left_out=len(replay.held),
+        left_out=len(replay.held) if replay.updated else 0,
     )
 
 
@@ -188,6 +191,14 @@ class _Passes:
         self.noise = _noise(self._plain, again, perturbed) if calibrated else dict.fromkeys(self._plain, NOT_FINITE)
         return calibrated
 
+    def rows(self) -> list[TensorDifference]:
+        noise = {name: self.noise[name] for name in self.differences}
+        largest = max(noise.values(), default=0.0)
+        return [
+            TensorDifference(name, size, noise[name], noise_multiple(noise[name], largest))
+            for name, size in self.differences.items()
+        ]
+
     def routing_differences(self) -> tuple[RoutingDifference, ...]:
         return tuple(
             RoutingDifference(name, count, float(self._scored[name].gap), self._score_noise)
@@ -223,14 +234,19 @@ def _maker(device: torch.device, *named: Callable[[], Iterable[tuple[str, torch.
 
 
 def _update(checked: CheckableStep, replay: _Replay, snapshot: Snapshot) -> list[TensorDifference]:
-    """Run the optimizer uncaptured on the replay's gradients. Return how its results differ from the captured optimizer's."""
-    found = {}
+    """Run the optimizer uncaptured on the replay's gradients. Return how its results differ from the captured optimizer's.
+
+    Return also what the replay changed although it had to leave it.
+    """
+    rows = [
+        TensorDifference(name, size, replay.held[name].spacing, multiple=0) for name, size in replay.changed.items()
+    ]
     if replay.updated:
         with snapshot.restored():
             checked.update()
             found = _compare(replay.make(checked.updated()), replay.updated)
-    both = {**replay.held, **replay.updated}
-    return _rows({**replay.changed, **found}, {name: one.spacing for name, one in both.items()})
+        rows += [TensorDifference(name, size, replay.updated[name].spacing) for name, size in found.items()]
+    return rows
 
 
 def _noise(plain: Results, again: Mapping[str, float], perturbed: Mapping[str, float]) -> Mapping[str, float]:
@@ -259,10 +275,6 @@ def _compare(results: Results, reference: Results) -> dict[str, float]:
     """Return the differences of ``results`` from ``reference``, only for those that differ in a bit. Both have equal names."""
     found = {name: result.difference(reference[name]) for name, result in results.items()}
     return {name: difference for name, difference in found.items() if difference is not None}
-
-
-def _rows(differences: Mapping[str, float], noise: Mapping[str, float]) -> list[TensorDifference]:
-    return [TensorDifference(name, difference, noise[name]) for name, difference in differences.items()]
 
 
 def _count_moved(experts: torch.Tensor, others: torch.Tensor) -> int:
