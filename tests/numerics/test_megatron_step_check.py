@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -170,11 +171,11 @@ def test_checks_on_two_ranks(model: Model, settings: CudaGraph, layout: Parallel
 
 
 @contextmanager
-def at_first_check(spec: RunSpec) -> Iterator[tuple[Any, torch.Tensor]]:
+def at_first_check(spec: RunSpec, dp_rank: int = 0) -> Iterator[tuple[Any, torch.Tensor]]:
     """Yield an engine that has captured, and the batch of its first check."""
     spec = replace(spec, step_checks=1, layer_check_steps=spec.training.steps)
     with graphs_on_cpu(spec.cuda_graph.impl), megatron_engine(spec) as engine:
-        given = batches(spec)
+        given = batches(spec, dp_rank)
         for _ in range(spec.first_compared):
             engine.step(next(given))
         yield engine, next(given)
@@ -196,14 +197,53 @@ def faults_of(found: StepCheck) -> list[str]:
     return [row.name for row in (*found.differences, *found.routing) if row.is_fault]
 
 
+def check_with_fault_on_rank_1(spec: RunSpec) -> tuple[int, list[str]]:
+    """Return how many results of a clean check differ, and the faults of one in which rank 1 reads a stale weight."""
+    rank = dist.get_rank()
+    with at_first_check(spec, spec.parallelism.rank_in("dp", rank)) as (engine, batch):
+        clean = check(engine, batch, nullcontext())
+        names = dict(engine.chunks[-1].module.named_parameters())
+        norm = next(name for name in names if name.endswith("input_layernorm.weight"))
+        stale = other_weight(engine, norm, lambda weight: weight.mul_(1.5), chunk=-1)
+        found = check(engine, batch, stale if rank == 1 else nullcontext())
+    return clean.unequal, faults_of(found)
+
+
+LAYOUTS = {
+    "tp": (DENSE, WHOLE, Parallelism(tp=2, sequence_parallel=True)),
+    "pp": (DENSE, LOCAL, Parallelism(pp=2)),
+    "vpp": (
+        replace(DENSE, num_layers=4),
+        graph("transformer_engine", "attn"),
+        Parallelism(pp=2, vpp=2, schedule="interleaved"),
+    ),
+    "dp and ep": (EVEN, graph("transformer_engine", *ROUTED), Parallelism(dp=2, ep=2, distributed_optimizer=True)),
+    "dp": (DENSE, LOCAL, Parallelism(dp=2)),
+    # Overlapped gathers would replace the stale weight.
+    "dp, overlapped": (DENSE, WHOLE, replace(OVERLAPPED, overlap_param_gather=False)),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_checks_of_several_ranks_are_clean_and_find_a_fault_of_one(name: str) -> None:
+    """With three micro-batches on each rank."""
+    model, settings, layout = LAYOUTS[name]
+    spec = spec_of(replace(model, vocab_size=32), settings, layout)
+    samples = 3 * spec.training.micro_batch_size * layout.dp if layout.vpp == 1 else 4 * spec.training.micro_batch_size
+    spec = replace(spec, training=replace(spec.training, global_batch_size=samples))
+    found = workers(layout.world_size).run(check_with_fault_on_rank_1, spec)
+    assert [unequal for unequal, _ in found] == [0] * layout.world_size
+    assert any(".self_attention." in fault for fault in found[1][1]), found
+
+
 def first_of(found: StepCheck) -> str:
     return found.first[0].name if found.first else ""
 
 
 @contextmanager
-def other_weight(engine: Any, name: str, change: Callable[[torch.Tensor], object]) -> Iterator[None]:
+def other_weight(engine: Any, name: str, change: Callable[[torch.Tensor], object], chunk: int = 0) -> Iterator[None]:
     """Let the graph read another copy of a weight."""
-    weight = dict(engine.chunks[0].module.named_parameters())[name].data
+    weight = dict(engine.chunks[chunk].module.named_parameters())[name].data
     kept = weight.clone()
     change(weight)
     yield
@@ -259,6 +299,56 @@ def test_a_learning_rate_of_an_earlier_step_is_found(changes: dict[str, Any]) ->
         assert (clean.unequal, clean.routing) == (0, ())
         found = check(engine, batch, other_rates(engine))
         assert any(name.startswith("master weight of" if changes else "weight of") for name in faults_of(found))
+
+
+def scale_inputs(linear: Any) -> Any:
+    """Let ``linear`` quantize its inputs to fp8 with delayed scaling, as Transformer Engine does. Return the scale's state."""
+    state = SimpleNamespace(scale=torch.ones(1), amax_history=torch.zeros(4))
+    linear.fp8_meta = {"scaling_fwd": state}
+
+    def quantize(module: Any, inputs: Any) -> Any:
+        x = inputs[0]
+        with torch.no_grad():
+            scaled = (x * state.scale).clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) / state.scale
+            state.amax_history.copy_(torch.cat((x.abs().max().view(1), state.amax_history[:-1])))
+            state.scale.copy_(448 / state.amax_history.max())
+        return x + (scaled - x).detach(), *inputs[1:]
+
+    linear.register_forward_pre_hook(quantize)
+    return state
+
+
+def test_a_stale_scale_of_fp8_is_found_and_scales_are_restored() -> None:
+    spec = replace(spec_of(DENSE, WHOLE), step_checks=1)
+    with graphs_on_cpu("full_iteration"), megatron_engine(spec) as engine:
+        state = scale_inputs(engine.chunks[0].module.get_submodule("decoder.layers.1.self_attention.linear_proj"))
+        given = batches(spec)
+        for _ in range(spec.first_compared):
+            engine.step(next(given))
+        batch, before = next(given), (state.scale.clone(), state.amax_history.clone())
+
+        @contextmanager
+        def stale() -> Iterator[None]:
+            state.scale.mul_(256)
+            yield
+
+        assert check(engine, batch, nullcontext()).unequal == 0
+        found = check(engine, batch, stale())
+        assert found.calibrated and f"gradient of 0.{PROJECTION}" in faults_of(found)
+        assert torch.equal(state.scale, before[0]) and torch.equal(state.amax_history, before[1]) and state.scale != 1
+
+
+def test_a_frozen_dropout_mask_is_found() -> None:
+    """A generator that the graph does not register gives each replay the same numbers."""
+
+    def frozen(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        return x * (torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) >= p) / (1 - p)
+
+    with at_first_check(spec_of(replace(DENSE, hidden_dropout=0.1), WHOLE)) as (engine, batch):
+        assert check(engine, batch, nullcontext()).unequal == 0
+        found = check(engine, batch, mock.patch.object(torch.nn.functional, "dropout", frozen))
+        assert found.calibrated and f"gradient of 0.{PROJECTION}" in faults_of(found)
+        assert first_of(found) == "output of the embedding, micro-batch 0"
 
 
 def test_tokens_between_two_experts_are_repeated() -> None:

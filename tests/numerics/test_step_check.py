@@ -298,6 +298,50 @@ def test_gradients_are_compared_in_every_share(in_pieces: tuple[TorchNativeEngin
             assert found.calibrated and "gradient of 0.head.weight" in faults_of(found)
 
 
+LAYOUTS = {
+    "tp": (Parallelism(tp=2, etp=2, sequence_parallel=True), 4),
+    "pp": (Parallelism(pp=2), 4),
+    "vpp": (Parallelism(pp=2, vpp=2, schedule="interleaved"), 4),
+    "dp and ep": (Parallelism(dp=2, ep=2, distributed_optimizer=True), 6),
+    "dp": (Parallelism(dp=2), 6),
+    "tp and pp": (Parallelism(tp=2, etp=2, pp=2), 4),
+}
+"""Layouts with the samples of a step. Six are three micro-batches of two ranks."""
+
+
+def check_with_fault_on_rank_1(spec: RunSpec) -> tuple[int, list[str]]:
+    """Return how many results of a clean check differ, and the faults of one in which rank 1 reads a stale weight."""
+    rank = dist.get_rank()
+    captured = engine_of(spec, rank), batches(spec, spec.parallelism.rank_in("dp", rank))
+    for _ in range(spec.first_compared):
+        captured[0].step(next(captured[1]))
+    batch = next(captured[1])
+    names = dict(captured[0].chunks[-1].named_parameters())
+    name = next(name for name in names if name.endswith("attention_norm.weight"))
+
+    @contextmanager
+    def stale(engine: TorchNativeEngine) -> Iterator[None]:
+        weight = names[name].data
+        kept = weight.clone()
+        weight.mul_(1.5)
+        yield
+        weight.copy_(kept)
+
+    clean = check((captured[0], batch), lambda engine: nullcontext())
+    return clean.unequal, faults_of(check((captured[0], batch), stale if rank == 1 else lambda engine: nullcontext()))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_checks_of_several_ranks_are_clean_and_find_a_fault_of_one(name: str, precision: str) -> None:
+    layout, samples = LAYOUTS[name]
+    spec = make_spec(replace(MODEL, num_layers=4), steps=4, global_batch_size=samples, precision=precision)
+    spec = replace(spec, parallelism=layout, cuda_graph=FULL, step_checks=1)
+    found = workers(layout.world_size).run(check_with_fault_on_rank_1, spec)
+    assert [unequal for unequal, _ in found] == [0] * layout.world_size
+    assert any(".attention." in fault for fault in found[1][1]), found
+
+
 def check_with_late_rank(spec: RunSpec) -> list[str]:
     """Let the replay of rank 1 compute a different batch than that of rank 0."""
     late = dist.get_rank() == 1
