@@ -309,6 +309,33 @@ LAYOUTS = {
 """Layouts with the samples of a step. Six are three micro-batches of two ranks."""
 
 
+@contextmanager
+def stale_norm(engine: TorchNativeEngine) -> Iterator[None]:
+    """All of a replay reads another copy of a norm's weight, in the first layer of the last chunk."""
+    weights = engine.chunks[-1].named_parameters()
+    weight = next(weight.data for name, weight in weights if name.endswith("attention_norm.weight"))
+    kept = weight.clone()
+    weight.mul_(1.5)
+    yield
+    weight.copy_(kept)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("scope", [(), ("attn",), ("attn", "moe_router", "moe_preprocess")])
+@pytest.mark.parametrize("impl", ["torch", "transformer_engine"])
+def test_faults_of_layer_graphs_are_found_and_named(impl: GraphImpl, scope: tuple[str, ...], precision: str) -> None:
+    model = replace(MODEL, num_moe_experts=0, moe_router_topk=0, moe_ffn_hidden_size=0) if scope == () else MODEL
+    spec = replace(spec_of(CudaGraph(impl, scope, warmup_steps=1), precision), model=model)
+    with graphs_on_cpu():
+        captured = train_to_first_check(spec)
+        assert check(captured, lambda engine: nullcontext()).unequal == 0
+        assert faults_of(check(captured, sum_in_halves)) == []
+        assert "gradient of 0.head.weight" in faults_of(check(captured, weigh_sample(0.0)))
+        assert any(
+            name.startswith("gradient of 0.layers.0.attention.") for name in faults_of(check(captured, stale_norm))
+        )
+
+
 def check_with_fault_on_rank_1(spec: RunSpec) -> tuple[int, list[str]]:
     """Return how many results of a clean check differ, and the faults of one in which rank 1 reads a stale weight."""
     rank = dist.get_rank()
@@ -316,19 +343,9 @@ def check_with_fault_on_rank_1(spec: RunSpec) -> tuple[int, list[str]]:
     for _ in range(spec.first_compared):
         captured[0].step(next(captured[1]))
     batch = next(captured[1])
-    names = dict(captured[0].chunks[-1].named_parameters())
-    name = next(name for name in names if name.endswith("attention_norm.weight"))
-
-    @contextmanager
-    def stale(engine: TorchNativeEngine) -> Iterator[None]:
-        weight = names[name].data
-        kept = weight.clone()
-        weight.mul_(1.5)
-        yield
-        weight.copy_(kept)
-
+    stale = stale_norm if rank == 1 else lambda engine: nullcontext()
     clean = check((captured[0], batch), lambda engine: nullcontext())
-    return clean.unequal, faults_of(check((captured[0], batch), stale if rank == 1 else lambda engine: nullcontext()))
+    return clean.unequal, faults_of(check((captured[0], batch), stale))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
