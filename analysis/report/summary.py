@@ -14,7 +14,7 @@ from analysis.report.headline import called, headline
 from analysis.speed.confidence_interval import ALPHA
 from analysis.speed.speedup import Speed
 from analysis.sweep.cell_results import CellResult
-from analysis.sweep.exit_code import exit_code
+from analysis.sweep.judge_cells import exit_code
 from analysis.sweep.ranking import diverging_cells, rank
 from analysis.verdict.verdict import VERDICTS, VerdictName
 from launch.common.flag_difference import flag_differences

@@ -1,4 +1,4 @@
-"""Judge every cell, once the evidence of all cells is collected."""
+"""Judge every cell, once the evidence of all cells is collected, and sum the cells up in an exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from analysis.speed.speedup import Speed, cell_speed, ratios_of
 from analysis.sweep.cell_evidence import CellEvidence, collect_evidence
 from analysis.sweep.cell_results import CellResult
 from analysis.verdict.family import judge_family
-from analysis.verdict.verdict import Verdict
+from analysis.verdict.verdict import PASSES, Verdict
+from launch.contract.exit_codes import ExitCode
 
 _SEVERAL_VERSIONS = "its repeats ran different code, libraries or data; run all of them again with one version"
 
@@ -37,6 +38,21 @@ def judge_cells(evidence: Sequence[CellEvidence], elsewhere: int = 0) -> tuple[C
 def compare_cells(records: Records) -> tuple[CellResult, ...]:
     """Judge each cell of the plan on its own, in the plan's order, without correction for multiple tests."""
     return tuple(judge_cells([cell])[0] for cell in collect_evidence(records))
+
+
+def exit_code(results: Sequence[CellResult]) -> ExitCode:
+    """Return 0 for a pass, 3 for a failure that more runs cannot change, 2 for runs without an outcome, 4 for inconclusive.
+
+    Rejected cells, and cells that cannot run on this host, do not count as failures.
+    """
+    verdicts = {result.verdict.verdict for result in results if result.verdict}
+    if verdicts & {"DIVERGED", "INCOMPARABLE"} or any(
+        result.unexpected or result.integrity.unsound_records for result in results
+    ):
+        return ExitCode.FAILED
+    if "UNFINISHED" in verdicts or any(result.unfinished for result in results):
+        return ExitCode.UNFINISHED
+    return ExitCode.INCONCLUSIVE if verdicts - set(PASSES) else ExitCode.PASS
 
 
 def _speedups(

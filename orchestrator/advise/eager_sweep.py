@@ -7,8 +7,7 @@ from dataclasses import replace
 from itertools import combinations, product
 
 from analysis.records.load import load
-from analysis.sweep.exit_code import exit_code
-from analysis.sweep.judge_cells import compare_cells
+from analysis.sweep.judge_cells import compare_cells, exit_code
 from launch.common.atomic_files import write_json, write_text
 from launch.contract.graph_impls import GRAPH_IMPLS, GRAPH_SCOPES
 from launch.contract.paths import SweepPaths

@@ -13,8 +13,7 @@ import pytest
 from analysis.records.load import load
 from analysis.report.write_report import write_report
 from analysis.sweep.cell_results import CellResult
-from analysis.sweep.exit_code import exit_code
-from analysis.sweep.judge_cells import compare_cells
+from analysis.sweep.judge_cells import compare_cells, exit_code
 from analysis.sweep.judge_sweep import judge_sweep
 from analysis.verdict.noise_floor import NoiseFloor
 from launch.common.atomic_files import write_text
