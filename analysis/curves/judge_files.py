@@ -16,7 +16,7 @@ from analysis.verdict.completeness import check_agreement
 from analysis.verdict.curve_difference import sample_of
 from analysis.verdict.divergence import exceeds_margin_surely
 from analysis.verdict.judge_curves import judge_curves
-from analysis.verdict.noise_scale import noise_along_steps
+from analysis.verdict.noise import noise_along_steps
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 

@@ -12,7 +12,7 @@ from analysis.records.steps import Steps
 from analysis.verdict.completeness import incomplete
 from analysis.verdict.curve_difference import METRICS
 from analysis.verdict.curve_evidence import bitwise_prefix
-from analysis.verdict.noise_floor import NoiseFloor, noise_floor
+from analysis.verdict.noise import NoiseFloor, noise_floor
 from launch.contract.plan import Cell
 
 

@@ -19,7 +19,7 @@ from analysis.records.run import Run
 from analysis.speed.speedup import Speed
 from analysis.speed.step_time import StepTime
 from analysis.sweep.loss_trajectory import LossTrajectory
-from analysis.verdict.noise_floor import NoiseFloor
+from analysis.verdict.noise import NoiseFloor
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Cell
 from launch.contract.records.events import Phase

@@ -15,7 +15,7 @@ from analysis.records.steps import Booleans, Integers, Metric, Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Deviation
 from analysis.verdict.curve_evidence import measure_differences
 from analysis.verdict.divergence import SURE
-from analysis.verdict.noise_floor import noise_floor
+from analysis.verdict.noise import noise_floor
 from launch.common.text import numbered
 from launch.contract.plan import Margins
 

@@ -11,7 +11,7 @@ import numpy as np
 from analysis.records.steps import Metric, Steps
 from analysis.verdict.curve_difference import METRICS, Estimate, Sample, bitwise_equal, sample_of
 from analysis.verdict.growth import Growth
-from analysis.verdict.noise_floor import NoiseFloor, noise_floor_of
+from analysis.verdict.noise import NoiseFloor, noise_floor_of
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from analysis.verdict.curve_difference import METRIC_NAMES, Deviation, Sample, f
 from analysis.verdict.curve_evidence import CurveEvidence, MetricTests, bitwise_prefix
 from analysis.verdict.divergence import LASTING, SURE, SURE_ALONE, exceeds_margin_surely
 from analysis.verdict.equivalence_test import ALPHA
-from analysis.verdict.noise_floor import NoiseFloor
-from analysis.verdict.noise_scale import noise_scale
+from analysis.verdict.noise import NoiseFloor, noise_scale
 from analysis.verdict.step_test import find_hidden, spike_limit
 from analysis.verdict.verdict import REPEAT, Verdict
 from launch.contract.plan import MINIMUM_STEPS, Margins

@@ -17,7 +17,7 @@ import numpy as np
 
 from analysis.statistics.standard_error import welch
 from analysis.verdict.curve_difference import Sample
-from analysis.verdict.noise_scale import NoiseScale
+from analysis.verdict.noise import NoiseScale
 
 TOLERATED = 1.25
 """A true difference of this many margins does not pass. One between the margin and this may or may not pass."""

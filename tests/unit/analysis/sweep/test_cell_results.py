@@ -15,7 +15,7 @@ from analysis.report.write_report import write_report
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells, exit_code
 from analysis.sweep.judge_sweep import judge_sweep
-from analysis.verdict.noise_floor import NoiseFloor
+from analysis.verdict.noise import NoiseFloor
 from launch.common.atomic_files import write_text
 from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths

@@ -14,7 +14,7 @@ import pytest
 from analysis.verdict.curve_difference import Sample
 from analysis.verdict.equivalence_test import estimate_of, mean_within
 from analysis.verdict.family import holm
-from analysis.verdict.noise_scale import noise_scale
+from analysis.verdict.noise import noise_scale
 from analysis.verdict.step_test import TOLERATED, find_hidden
 from analysis.verdict.verdict import VerdictName
 from benchmarks.verdicts import (
