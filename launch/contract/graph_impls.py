@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ SCOPE_PARTS: Mapping[str, frozenset[str]] = {
 """The parts of a layer that each scope contains (docs/graphs.md)."""
 
 GRAPH_SCOPES = tuple(SCOPE_PARTS)
+SCOPE_SETS = tuple(parts for size in range(len(GRAPH_SCOPES) + 1) for parts in combinations(GRAPH_SCOPES, size))
+"""Every set of scopes, the smaller sets first."""
 MOE_SCOPES = tuple(name for name, parts in SCOPE_PARTS.items() if parts <= SCOPE_PARTS["moe"])
 
 Extent = Literal["nothing", "layers", "model", "step"]

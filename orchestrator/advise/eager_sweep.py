@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 
 from analysis.records.load import load
 from analysis.sweep.judge_cells import compare_cells, exit_code
 from launch.common.atomic_files import write_json, write_text
-from launch.contract.graph_impls import GRAPH_IMPLS, GRAPH_SCOPES
+from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_SETS
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
 from launch.contract.spec import CudaGraph, RunSpec
@@ -54,19 +54,17 @@ def list_candidates(eager: RunSpec) -> Candidates:
     Each has the reasons why it cannot work, except those that hold for the eager run too.
     """
     own = set(_reasons(eager))
-    specs = (replace(eager, cuda_graph=graph) for graph in _graphs(eager.cuda_graph.warmup_steps))
+    warmup_steps = eager.cuda_graph.warmup_steps
+    specs = (
+        replace(eager, cuda_graph=CudaGraph(impl, parts, warmup_steps, optimizer))
+        for impl, parts, optimizer in product(GRAPH_IMPLS, SCOPE_SETS, (False, True))
+        if impl != "none"
+    )
     return {
         spec.cuda_graph: tuple(reason for reason in _reasons(spec) if reason not in own)
         for spec in specs
         if not any(rule.judge(spec) for rule in graph_scope.RULES)
     }
-
-
-def _graphs(warmup_steps: int) -> Iterator[CudaGraph]:
-    scopes = [parts for size in range(len(GRAPH_SCOPES) + 1) for parts in combinations(GRAPH_SCOPES, size)]
-    for impl, parts, optimizer in product(GRAPH_IMPLS, scopes, (False, True)):
-        if impl != "none":
-            yield CudaGraph(impl, parts, warmup_steps, optimizer)
 
 
 def _reasons(spec: RunSpec) -> tuple[Reason, ...]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Literal
 
-from launch.contract.graph_impls import GRAPH_SCOPES
+from launch.contract.graph_impls import SCOPE_SETS
 from launch.contract.spec import CudaGraph, RunSpec
 from launch.support.megatron import needed_mends
 from orchestrator.rules import graph_scope
@@ -61,11 +60,10 @@ def next_scopes(candidates: Sequence[RunSpec], found: Mapping[CudaGraph, Status]
 def list_candidates(whole: RunSpec) -> tuple[RunSpec, ...]:
     """Return ``whole`` with every set of its implementation that captures strictly less, then ``whole`` itself.
 
-    Leave out sets that mean nothing for the model, but check no other rule. The order is that of GRAPH_SCOPES.
+    Leave out sets that mean nothing for the model, but check no other rule. The order is that of SCOPE_SETS.
     """
     all_parts = whole.captured_parts
-    scopes = (parts for size in range(len(GRAPH_SCOPES) + 1) for parts in combinations(GRAPH_SCOPES, size))
-    specs = (_smaller(whole, parts) for parts in scopes)
+    specs = (_smaller(whole, parts) for parts in SCOPE_SETS)
     smaller = [
         spec
         for spec in specs
