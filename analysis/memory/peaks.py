@@ -92,13 +92,12 @@ def cell_memory(
 
 def _device_total(attempts: Sequence[Attempt]) -> int | None:
     """Return the memory of the smallest GPU of ``attempts``, or None if one did not record it."""
-    found = [_totals(attempt.environment.get("hardware")) for attempt in attempts]
+    found = [_totals(attempt.hardware("gpu_memory_bytes")) for attempt in attempts]
     return min((total for totals in found for total in totals), default=None) if all(found) else None
 
 
-def _totals(hardware: object) -> list[int]:
-    totals = hardware.get("gpu_memory_bytes") if isinstance(hardware, dict) else None
-    return [total for total in totals if type(total) is int and total > 0] if isinstance(totals, list) else []
+def _totals(recorded: Sequence[object]) -> list[int]:
+    return [total for total in recorded if type(total) is int and total > 0]
 
 
 def _phase_peak(phase: Phase, samples: Sequence[Memory], kind: Kind) -> PhasePeak | None:

@@ -45,6 +45,12 @@ class EndedAttempt:
         """Whether only the attempt's log is known (``wrap --from-logs``)."""
         return self.environment.get("made") == "elsewhere"
 
+    def hardware(self, name: str) -> Sequence[object]:
+        """Return one of the lists that describe the attempt's hardware; empty if it is not recorded."""
+        hardware = self.environment.get("hardware")
+        found = hardware.get(name) if isinstance(hardware, dict) else None
+        return found if isinstance(found, list) else ()
+
     @cached_property
     def digests(self) -> Digests:
         """Return the digests that the attempt recorded; missing ones are left out."""

@@ -79,6 +79,4 @@ def _start(attempt: Attempt) -> float:
 
 
 def _hosts_of(attempt: Attempt) -> frozenset[str]:
-    hardware = attempt.environment.get("hardware")
-    hosts = hardware.get("hosts") if isinstance(hardware, dict) else None
-    return frozenset(map(str, hosts)) if isinstance(hosts, list) else frozenset()
+    return frozenset(map(str, attempt.hardware("hosts")))

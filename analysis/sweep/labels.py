@@ -61,9 +61,5 @@ def machine_words(result: CellResult) -> str:
 
 
 def _gpu(result: CellResult) -> str:
-    names: dict[str, None] = {}
-    for attempt in attempts_of(result.runs):
-        hardware = attempt.environment.get("hardware")
-        gpus = hardware.get("gpus") if isinstance(hardware, dict) else None
-        names |= dict.fromkeys(map(str, gpus)) if isinstance(gpus, list) else {}
+    names = {str(gpu) for attempt in attempts_of(result.runs) for gpu in attempt.hardware("gpus")}
     return " or ".join(sorted(names)) or "GPU"
