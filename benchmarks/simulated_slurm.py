@@ -162,17 +162,14 @@ class Simulation:
 
     def _sacct(self, arguments: Sequence[str]) -> str:
         options = _options(arguments)
-        if options["format"] != "Submit,JobID,State,ExitCode,NodeList,JobName":
+        if options["format"] != "Submit,JobID,State,NodeList,JobName":
             raise Refusal(f"sacct: --format={options['format']} is not simulated")
         if "jobs" in options:
             named = set(options["jobs"].split(","))
             found = [job for job in self.jobs.values() if job.job_id in named or str(job.base) in named]
         else:
             found = [job for job in self.jobs.values() if job.name == options["name"]]
-        rows = (
-            (f"{job.submitted:.0f}", job.job_id, job.state, "0:0", job.node or "None assigned", job.name)
-            for job in found
-        )
+        rows = ((f"{job.submitted:.0f}", job.job_id, job.state, job.node or "None assigned", job.name) for job in found)
         return "".join(options["delimiter"].join(row) + "\n" for row in rows)
 
     def _scontrol(self, arguments: Sequence[str]) -> str:

@@ -29,8 +29,6 @@ class Job:
     """The expected start of a waiting job, in seconds since the epoch. None if Slurm has no estimate."""
     nodes: str = ""
     """The nodes as Slurm writes them: "node[1-2,7]". Empty before the job has nodes."""
-    exit_code: str = ""
-    """The exit code and signal, such as "3:0", of a job that sacct listed."""
 
     @property
     def ended(self) -> bool:
@@ -38,7 +36,7 @@ class Job:
 
 
 SQUEUE_FORMAT = ("%V", "%i", "%T", "%r", "%S", "%N", "%j")
-SACCT_FORMAT = "Submit,JobID,State,ExitCode,NodeList,JobName"
+SACCT_FORMAT = "Submit,JobID,State,NodeList,JobName"
 
 
 def parse_squeue(text: str, separator: str) -> Iterator[tuple[float, Job]]:
@@ -53,10 +51,10 @@ def parse_squeue(text: str, separator: str) -> Iterator[tuple[float, Job]]:
 
 def parse_sacct(text: str, separator: str) -> Iterator[tuple[float, Job]]:
     """Yield (time of submission, job) from lines of SACCT_FORMAT."""
-    for submitted, job_id, state, exit_code, nodes, name in _rows(text, separator, 6):
+    for submitted, job_id, state, nodes, name in _rows(text, separator, 5):
         word = state.partition(" ")[0]  # "CANCELLED by 1000"
         for each in _elements(job_id):
-            yield _time(submitted) or 0.0, Job(each, name, word, nodes=_nodes(nodes), exit_code=exit_code)
+            yield _time(submitted) or 0.0, Job(each, name, word, nodes=_nodes(nodes))
 
 
 def _rows(text: str, separator: str, count: int) -> Iterator[list[str]]:

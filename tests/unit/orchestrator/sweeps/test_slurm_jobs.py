@@ -52,11 +52,9 @@ def test_a_line_of_squeue_is_a_job_whatever_it_is_called(rows: list[tuple[str, s
 
 @given(st.lists(st.tuples(job_ids, st.sampled_from(STATES), texts), max_size=8))
 def test_a_line_of_sacct_is_a_job_whatever_it_is_called(rows: list[tuple[str, str, str]]) -> None:
-    text = "".join(SEPARATOR.join(("17", job, f"{state} by 1000", "3:0", "None assigned", name)) + "\n"
+    text = "".join(SEPARATOR.join(("17", job, f"{state} by 1000", "None assigned", name)) + "\n"
                    for job, state, name in rows)  # fmt: skip
-    assert list(parse_sacct(text, SEPARATOR)) == [
-        (17.0, Job(job, name, state, exit_code="3:0")) for job, state, name in rows
-    ]
+    assert list(parse_sacct(text, SEPARATOR)) == [(17.0, Job(job, name, state)) for job, state, name in rows]
 
 
 @given(st.lists(st.sampled_from([*"ab1_[]-,%\n", SEPARATOR]), max_size=60).map("".join))
@@ -69,7 +67,7 @@ def test_no_text_is_too_strange_to_be_read(text: str) -> None:
        st.sampled_from(["", "%4"]))  # fmt: skip
 def test_elements_that_have_not_begun_are_one_line_of_sacct(spans: list[tuple[int, int, int]], bound: str) -> None:
     words = [f"{a}-{a + n}:{k}" if k > 1 else f"{a}-{a + n}" if n else f"{a}" for a, n, k in spans]
-    line = SEPARATOR.join(("17", f"12_[{','.join(words)}{bound}]", "PENDING", "0:0", "", "name")) + "\n"
+    line = SEPARATOR.join(("17", f"12_[{','.join(words)}{bound}]", "PENDING", "", "name")) + "\n"
     expected = [f"12_{place}" for a, n, k in spans for place in range(a, a + n + 1, k)]
     assert [job.job_id for _, job in parse_sacct(line, SEPARATOR)] == expected
 
@@ -129,7 +127,7 @@ class Programs:
         return f"{submitted:.0f}", job, state, "Resources", "N/A", "node1", name
 
     def accounts(self, states: Mapping[str, str], name: str = "token", submitted: float = NOW) -> None:
-        self.say("sacct", *((f"{submitted:.0f}", job, state, "0:0", "node1", name) for job, state in states.items()))
+        self.say("sacct", *((f"{submitted:.0f}", job, state, "node1", name) for job, state in states.items()))
 
     def calls(self, name: str) -> list[str]:
         path = self.folder / f"{name}.calls"
@@ -235,9 +233,7 @@ def test_an_id_counts_with_the_name_that_it_was_submitted_under(
 
 
 def test_of_a_job_that_was_requeued_the_latest_record_counts(scheduler: JobMonitor, programs: Programs) -> None:
-    rows = [
-        (f"{NOW + later:.0f}", "12", word, "0:0", "", "token") for later, word in ((9, "TIMEOUT"), (0, "NODE_FAIL"))
-    ]
+    rows = [(f"{NOW + later:.0f}", "12", word, "", "token") for later, word in ((9, "TIMEOUT"), (0, "NODE_FAIL"))]
     programs.say("sacct", *rows)
     assert state(scheduler.look([submission()])) == "TIMEOUT"
 
