@@ -61,3 +61,22 @@ def read_regular(path: Path | str, most_bytes: int | None = None) -> bytes:
         return content
     finally:
         os.close(descriptor)
+
+
+class AppendedLines:
+    """Reads each complete line of a growing file once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[bytes]:
+        """Return the lines since the last call. Leave an incomplete last line to the next call."""
+        try:
+            with open_regular(self._path) as file:
+                file.seek(self._offset)
+                whole, end, _torn = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self._offset += len(whole + end)
+        return whole.splitlines()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from launch.common.atomic_files import parse_json
+from launch.common.regular_file import AppendedLines
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.step_metrics import step_from_json
 
@@ -17,31 +17,12 @@ POLL_SECONDS = 1.0
 
 def follow(attempt: AttemptPaths) -> Iterator[dict[str, Any]]:
     """Yield the attempt's steps, from the first on, as they are written, until the attempt or the supervisor ends."""
-    tail = Tail(attempt.metrics)
+    lines = AppendedLines(attempt.metrics)
     ended = False
     while not ended:
         # Check for the end first, so that the last read covers everything written before it.
         ended = attempt.has_ended or _supervisor_ended(POLL_SECONDS)
-        yield from tail.read()
-
-
-class Tail:
-    """Reads each complete line of a growing file once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                whole, newline, _torn = file.read().rpartition(b"\n")
-        except FileNotFoundError:
-            return
-        self._offset += len(whole + newline)
-        for line in whole.splitlines():
-            yield step_from_json(parse_json(line))
+        yield from (step_from_json(parse_json(line)) for line in lines.read())
 
 
 def _supervisor_ended(timeout: float) -> bool:

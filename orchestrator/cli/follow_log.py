@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from launch.common.regular_file import open_regular
+from launch.common.regular_file import AppendedLines, open_regular
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths
 from launch.contract.plan import Plan
 from orchestrator.cli.run_logs import (
@@ -19,7 +19,7 @@ from orchestrator.cli.run_logs import (
     read_log,
     read_rank_log,
 )
-from orchestrator.cli.step_lines import StepLines
+from orchestrator.cli.step_lines import describe_steps
 from orchestrator.output.jobs import describe_job
 from orchestrator.sweeps.run_state import RunState, read_state
 from orchestrator.sweeps.slurm_jobs import JobMonitor
@@ -89,20 +89,20 @@ class LogFollower:
         return self._state.name == "RUNNING" and self._state.next_attempt == attempt.number + 1
 
     def read_while_running(self, attempt: AttemptPaths, path: Path, *, shows_steps: bool) -> Iterator[str]:
-        steps = StepLines(attempt)
+        steps = AppendedLines(attempt.metrics)
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         try:
             file = open_regular(path)
         except FileNotFoundError:
             # The attempt has completed in the meantime, and its logs are packed.
-            yield steps.read_new() if shows_steps else ""
+            yield describe_steps(steps.read()) if shows_steps else ""
             yield read_rank_log(attempt, path)
             return
         with file:
             running = True
             while running:
                 running = self.is_running(attempt)
-                yield steps.read_new() if shows_steps else ""
+                yield describe_steps(steps.read()) if shows_steps else ""
                 yield decoder.decode(file.read(), final=not running)
                 time.sleep(POLL_SECONDS if running else 0)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launch.common.atomic_files import RecordError, read_json
 from launch.common.packed_files import name_in, unpack
-from launch.common.regular_file import read_regular
+from launch.common.regular_file import AppendedLines, read_regular
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
 from launch.contract.plan import Plan
@@ -17,7 +17,7 @@ from launch.contract.spec import first_of_task, read_spec
 from launch.failures.diagnose import RankExit, diagnose
 from launch.failures.evidence import read_evidence
 from orchestrator import PROGRAM
-from orchestrator.cli.step_lines import StepLines
+from orchestrator.cli.step_lines import describe_steps
 from orchestrator.errors import InputError, input_error
 from orchestrator.sweeps.find_run import find_by_run_id
 from orchestrator.sweeps.store import Store, bundles, read_order
@@ -154,7 +154,7 @@ def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) ->
     if path is not None:
         yield heading(attempt, path)
         # Yield steps before the log, because the log ends with the traceback of a failed rank.
-        yield StepLines(attempt).read_new() if rank is None else ""
+        yield describe_steps(AppendedLines(attempt.metrics).read()) if rank is None else ""
         yield text
     outcome = read_intact_outcome(attempt)
     if path is None or (rank is None and not text.strip() and outcome and not outcome.results_intact):

@@ -26,7 +26,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from analysis.curves.run_file import read_run
 from analysis.report.write_report import write_report
-from launch.common.atomic_files import JsonLines, read_json, write_json
+from launch.common.atomic_files import JsonLines, parse_json, read_json, write_json
+from launch.common.regular_file import AppendedLines
 from launch.contract.model_flops import flops_per_token
 from launch.contract.outcomes import Outcome, OutcomeName, outcome_to_json
 from launch.contract.paths import AttemptPaths, SweepPaths
@@ -34,11 +35,10 @@ from launch.contract.records.events import Phase
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.memory import Memory
 from launch.contract.records.step_check import StepCheck, TensorDifference
-from launch.contract.records.step_metrics import StepMetrics
+from launch.contract.records.step_metrics import StepMetrics, step_from_json
 from launch.contract.spec import CudaGraph, Device, Parallelism, Placement, RunSpec, spec_to_json
 from launch.track.__main__ import deliver
 from launch.track.attempt_content import median_step_time, step_row
-from launch.track.follow import Tail
 from launch.track.settings import TrackSettings, settings_from_json
 from launch.track.weights_and_biases import sweep_token, why_offline
 from tests.records import read_metrics, write_sweep
@@ -462,20 +462,21 @@ def test_an_attempt_keeps_its_id_and_shares_it_with_no_other_sweep(tmp_path: Pat
 
 
 @given(cuts=st.lists(st.integers(0, 2000), max_size=8))
-def test_a_tail_gives_each_line_once_wherever_the_writer_was(
+def test_appended_lines_are_read_once_wherever_the_writer_was(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
 ) -> None:
     attempt = AttemptPaths(tmp_path_factory.mktemp("attempt"))
     write_steps(attempt, range(12))
     content = attempt.metrics.read_bytes()
     attempt.metrics.unlink()
-    tail = Tail(attempt.metrics)
-    seen: list[dict[str, Any]] = []
+    lines = AppendedLines(attempt.metrics)
+    seen: list[bytes] = []
     for end in [*sorted(cuts), len(content)]:
-        seen += tail.read()
+        seen += lines.read()
         attempt.metrics.write_bytes(content[:end])
-    seen += tail.read()
-    assert repr(seen) == repr([dataclasses.asdict(step_metrics(step)) for step in range(12)])
+    seen += lines.read()
+    steps = [step_from_json(parse_json(line)) for line in seen]
+    assert repr(steps) == repr([dataclasses.asdict(step_metrics(step)) for step in range(12)])
 
 
 def test_a_median_among_nans_is_nan() -> None:
