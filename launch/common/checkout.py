@@ -1,13 +1,17 @@
-"""The code in a folder: its commit, whether it has changes, and a digest."""
+"""The code of this program or of a user's folder: commit, changes and digest, and the packages that a job imports."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from launch import ROOT
 
 _NOT_OWN = {"site-packages", "node_modules"}
 """Folders with code of other projects."""
@@ -15,6 +19,36 @@ PARTS = ("orchestrator", "launch", "analysis", "recipes", "clusters")
 """The parts of the checkout that pip installs."""
 BUILT_FROM = "built_from.json"
 """The file of an installed folder with the result of :func:`describe_commit` for the checkout."""
+
+PACKAGES = (
+    "torch", "triton", "numpy", "tokenizers", "transformer-engine", "megatron-core", "nvidia-nccl-cu13",
+    "nvidia-cudnn-cu13",
+)  # fmt: skip
+"""Distributions whose version may change a run's numbers or speed."""
+
+
+def package_versions() -> dict[str, str]:
+    """Return the version of each installed package of ``PACKAGES``."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def source_digest() -> str:
+    """Return the digest of the job's source, the package ``launch``, as it is on disk."""
+    content, source = hashlib.sha256(), ROOT / "launch"
+    for path in sorted(source.rglob("*.py")):
+        content.update(str(path.relative_to(source)).encode() + b"\0" + path.read_bytes())
+    return content.hexdigest()[:10]
+
+
+def add_to_python_path(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return ``variables`` with this program's packages first in PYTHONPATH, so that a process finds them from any folder."""
+    return {**variables, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH"))))}
 
 
 def describe_commit(root: Path, parts: Sequence[str] = PARTS) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote, unquote
 
+from launch import ROOT
+
 _SECRET_NAME = re.compile(
     # This excludes the end-of-document token of the data section, numbers of tokens, tokenizers, and Megatron's flags of
     # experts.
@@ -187,6 +189,6 @@ def _places() -> dict[str, str]:
         os.path.expanduser("~"): "~",  # noqa: PTH111 (Path's fails where a container's user has no home)
         sys.base_prefix: "<python>",
         sys.prefix: "<python>",
-        str(Path(__file__).resolve().parents[2]): ".",
+        str(ROOT): ".",
     }
     return {place: name for place, name in places.items() if place not in _EVERYWHERE}

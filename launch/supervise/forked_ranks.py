@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.common.installed import package_versions, source_digest
+from launch.common.checkout import package_versions, source_digest
 from launch.contract.spec import RunSpec
 from launch.supervise.child_process import POLL_SECONDS, start
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
+from launch.common.checkout import add_to_python_path
 from launch.common.parent_death import PARENT
 from launch.contract.spec import RunSpec
-
-ROOT = Path(__file__).resolve().parents[2]
 
 _NOT_INHERITED = ("SLURM", "SUBMITIT_", "SRUN_", "PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER", PARENT)
 """Prefixes of variables that describe the supervisor's own process. srun reads most SLURM_* variables as options. For example,
@@ -26,5 +24,4 @@ def rank_variables(
     """
     kept = {name: value for name, value in inherited.items() if not name.startswith(_NOT_INHERITED)}
     threads = {"OMP_NUM_THREADS": str(spec.placement.threads_per_rank)}
-    variables = {**kept, **threads, **placing, **cluster, **spec.environment}
-    return variables | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH"))))}
+    return add_to_python_path({**kept, **threads, **placing, **cluster, **spec.environment})

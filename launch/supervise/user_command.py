@@ -11,13 +11,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from launch import ROOT
 from launch.common.parent_death import PARENT, die_with_parent
 from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import OBSERVED, AttemptPaths
 from launch.contract.spec import RunSpec, read_spec
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
-from launch.supervise.rank_environment import ROOT
 
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 

@@ -12,7 +12,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import NoReturn
 
 from launch.common.command_line import Parser
@@ -54,9 +53,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _describe_version() -> str:
+    from launch import ROOT
     from launch.common.checkout import describe_commit
 
-    code = describe_commit(Path(__file__).resolve().parents[2])
+    code = describe_commit(ROOT)
     changed = ", changed since" if code["dirty"] else ""
     return f"cuda-graph-orchestrator {__version__}, commit {code['commit'] or 'unknown'}{changed}"
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launch import ROOT
 from launch.contract.plan import Margins
 from orchestrator.errors import InputError, input_error
 from orchestrator.recipe.axes import Axes, read_axes, swept_fields
@@ -22,7 +23,7 @@ from orchestrator.suggestion import suggestion
 
 MOST_RUNS = 100_000
 """A larger sweep is rejected as a mistake. Its plan alone would take hundreds of megabytes."""
-_SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
+_SHIPPED = ROOT / "recipes"
 _FOLDERS = (Path("recipes"), _SHIPPED, _SHIPPED / "exhibits")
 
 AUTO_CHECKS = 5

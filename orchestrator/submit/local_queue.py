@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.common.checkout import add_to_python_path
 from launch.common.file_lock import Lock, holder
 from launch.common.poll_interval import poll_interval
 from launch.contract.bundle import BundleOrder, runs_not_needed
@@ -61,7 +62,7 @@ def run_in_foreground(sweep: SweepPaths) -> None:
     for bundle in sorted(_open_bundles(sweep), key=_planned_order(sweep)):
         if not bundle.alive:
             command = [sys.executable, "-m", "launch.supervise.supervisor", str(bundle.paths.root)]
-            supervisor = subprocess.Popen(command, env=_environment())
+            supervisor = subprocess.Popen(command, env=add_to_python_path(os.environ))
             try:
                 supervisor.wait()
             except KeyboardInterrupt:
@@ -79,15 +80,9 @@ def _start_process(module: str, folder: Path, log: Path) -> subprocess.Popen[byt
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=_environment(),
+            env=add_to_python_path(os.environ),
             start_new_session=True,
         )
-
-
-def _environment() -> dict[str, str]:
-    source = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path}
 
 
 def _wait_for_queue(sweep: SweepPaths, queue: subprocess.Popen[bytes]) -> None:

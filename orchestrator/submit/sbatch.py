@@ -22,6 +22,7 @@ from pathlib import Path
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
+from launch import ROOT
 from launch.contract.paths import SweepPaths
 from orchestrator.errors import SystemFault
 from orchestrator.submit.job_arrays import Array
@@ -30,7 +31,6 @@ from orchestrator.targets.profile import SHELL_DEFAULTS, Profile, sbatch_options
 
 SIGNAL_SECONDS = 60
 """How long before a job's time limit Slurm sends SIGUSR2."""
-SOURCE = Path(__file__).resolve().parents[2]
 
 _SUPERVISOR_STEP = (
     "--nodes=1", "--relative=0", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--overlap", "--mpi=none",
@@ -141,7 +141,7 @@ def _executor(job: BatchJob) -> submitit.SlurmExecutor:
         # Set PYTHONPATH after the site's own lines, which may load another Python's modules.
         setup=[
             *profile.setup,
-            f'export PYTHONPATH={shlex.quote(str(SOURCE))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+            f'export PYTHONPATH={shlex.quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
             f"bundles=({shlex.join(job.array.bundles)})",
         ],
         srun_args=_SUPERVISOR_STEP,

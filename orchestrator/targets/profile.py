@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from launch import ROOT
 from orchestrator.errors import input_error
 from orchestrator.recipe.field_check import (
     Check,
@@ -223,7 +224,7 @@ def load_profile(name: str = "") -> Profile:
 def _folders() -> tuple[Path, Path]:
     """Return the folders of profiles, the user's own first."""
     home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-    return home / "cuda-graph-orchestrator" / "clusters", Path(__file__).resolve().parents[2] / "clusters"
+    return home / "cuda-graph-orchestrator" / "clusters", ROOT / "clusters"
 
 
 def _check_combinations(values: Tree, source: SourceFields) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from launch import ROOT
 from launch.common.text import count
 from launch.contract.bundle import Step
 from launch.contract.paths import IMAGE
@@ -135,7 +136,7 @@ _UNASKED = Configuration("", max_array_size=1001)
 
 
 def _shared_folders(store: Path) -> tuple[str, ...]:
-    return str(Path(__file__).resolve().parents[2]), str(store.absolute())
+    return str(ROOT), str(store.absolute())
 
 
 def _choose_partitions(profile: Profile, partitions: Sequence[Partition]) -> tuple[Partition, ...]:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from launch.common.checkout import add_to_python_path
 from launch.common.text import count, first_names, one_line, size
 from launch.contract.spec import Placement, RunSpec
 from launch.track.weights_and_biases import why_offline
 from orchestrator.errors import InputError, SystemFault
 from orchestrator.submit.executor import outage, resolve_executor, silence
-from orchestrator.submit.sbatch import SOURCE, gpu_options
+from orchestrator.submit.sbatch import gpu_options
 from orchestrator.targets.host import Host, this_host
 from orchestrator.targets.job_request import placement_request
 from orchestrator.targets.partition import Partition
@@ -123,7 +124,6 @@ def _job_command(cluster: Cluster) -> list[str]:
 
 def _check_node(command: Sequence[str], environment: Mapping[str, str], store: Path, wants_gpu: bool) -> list[Check]:
     """Run ``command``, which starts Python on a node and describes the node. Judge what it finds."""
-    path = os.pathsep.join(filter(None, (str(SOURCE), environment.get("PYTHONPATH"))))
     try:
         store.mkdir(parents=True, exist_ok=True)
         file = store.absolute() / f".doctor-{secrets.token_hex(4)}"
@@ -132,7 +132,7 @@ def _check_node(command: Sequence[str], environment: Mapping[str, str], store: P
         return [Check("store", "fail", f"{store}: {error.strerror}", "name a folder that you may write to: --store")]
     try:
         begun = time.time()
-        done = subprocess.run([*command, "-m", _PROBE, str(file)], env={**environment, "PYTHONPATH": path},
+        done = subprocess.run([*command, "-m", _PROBE, str(file)], env=add_to_python_path(environment),
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
                               timeout=NODE_SECONDS)  # fmt: skip
         # Setup lines and the site's prolog may print something first.

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from launch.common.checkout import describe_commit
-from launch.common.installed import SOURCE, package_versions, source_digest
+from launch import ROOT
+from launch.common.checkout import describe_commit, package_versions, source_digest
 from launch.common.redact import is_secret_name, redact
 from launch.contract.paths import IMAGE
 from launch.contract.spec_ids import digest
@@ -46,7 +46,7 @@ def versions() -> dict[str, str]:
 
 def _code() -> dict[str, Any]:
     """Return the digest of the job's source, and its commit if known."""
-    return {**describe_commit(SOURCE.parent, ["launch"]), "digest": source_digest()}
+    return {**describe_commit(ROOT, ["launch"]), "digest": source_digest()}
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
