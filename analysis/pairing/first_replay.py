@@ -12,6 +12,7 @@ from itertools import combinations
 
 from analysis.records.run import Attempt
 from analysis.verdict.verdict import Verdict
+from launch.common.text import listed
 from launch.contract.records.gradient_sketch import GradientSketch
 
 NOISE_MULTIPLE = 6.0
@@ -46,11 +47,9 @@ def check_first_replay(eager: Attempt, graphed: Attempt, others: Sequence[Attemp
     scale = _distances(eager.sketches[before[0]], graphed.sketches[before[0]]) if before else {}
     for step in [step for step in steps if step > captured][:FIRST_REPLAYS]:
         if found := _faults(repeats, graphed, step, scale):
-            named = "; ".join(
-                f"{name} on rank {rank} by {share:.2g} of it" for (rank, name), share in found[:MOST_NAMED]
-            )
-            more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-            reason = f"graphed runs compute other gradients in step {step}, although eager runs agree: {named}{more}"
+            gradients = [f"{name} on rank {rank} by {share:.2g} of it" for (rank, name), share in found]
+            named = listed(gradients, MOST_NAMED, "; ")
+            reason = f"graphed runs compute other gradients in step {step}, although eager runs agree: {named}"
             return Verdict(
                 "DIVERGED",
                 reason,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from launch.checkpoints.safetensors_header import Tensor, read_header, read_object
+from launch.common.text import listed
 from launch.contract.plan import Reason
 
 SINGLE = "model.safetensors"
@@ -91,8 +92,7 @@ def unreadable(name: str, error: OSError | ValueError) -> Reason:
 
 def shortened(items: Collection[str]) -> str:
     """Return the first of ``items`` and the number of the rest: "a, b and 2 more"."""
-    shown = ", ".join(list(items)[:SHOWN])
-    return f"{shown} and {len(items) - SHOWN} more" if len(items) > SHOWN else shown
+    return listed(list(items), SHOWN)
 
 
 def _weight_map(path: Path) -> dict[str, str]:

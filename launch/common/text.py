@@ -15,9 +15,14 @@ def count(noun: str, number: float) -> str:
 
 def numbered(noun: str, numbers: Sequence[object], most: int | None = None) -> str:
     """Return ``noun`` before the first ``most`` of ``numbers``: "rank 3", "steps 3, 5 and 2 more"."""
-    shown = numbers[:most]
-    rest = f" and {len(numbers) - len(shown)} more" if len(shown) < len(numbers) else ""
-    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, shown))}{rest}"
+    return f"{noun}{'s' * (len(numbers) > 1)} {listed(numbers, most)}"
+
+
+def listed(items: Sequence[object], most: int | None = None, separator: str = ", ") -> str:
+    """Return the first ``most`` of ``items`` and the number of the rest: "a, b and 2 more"."""
+    shown = items[:most]
+    rest = f" and {len(items) - len(shown)} more" if len(shown) < len(items) else ""
+    return separator.join(map(str, shown)) + rest
 
 
 def first_names(names: Sequence[str], most: int = 3) -> str:

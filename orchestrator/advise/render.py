@@ -11,6 +11,7 @@ import yaml
 
 from analysis.limits.speedup_bound import EagerStep
 from analysis.report.sections.tables import table
+from launch.common.text import listed
 from launch.contract.plan import Plan, Reason
 from launch.contract.records.inspection import BOUNDS_US, Finding, FindingKind, Kernels
 from launch.support import is_known_fault
@@ -202,6 +203,5 @@ def _rejections(advice: Advice) -> list[str]:
 
 
 def _rejection(reason: Reason, labels: Sequence[str]) -> str:
-    named = ", ".join(f"`{label}`" for label in labels[:MOST_LABELS])
-    more = len(labels) - MOST_LABELS
-    return f"- {named}{f' and {more} more' if more > 0 else ''}: {reason.message}. Fix: {reason.remedy.rstrip('.')} [{reason.rule}]."
+    named = listed([f"`{label}`" for label in labels], MOST_LABELS)
+    return f"- {named}: {reason.message}. Fix: {reason.remedy.rstrip('.')} [{reason.rule}]."

@@ -8,7 +8,7 @@ from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import cell_text, how_to_read, table
 from analysis.speed.speedup import BAND
 from analysis.sweep.ranking import ALLOCATION_ALLOWANCE, Order, Ranked, Ranking, rank
-from launch.common.text import count, size
+from launch.common.text import count, listed, size
 
 MAXIMUM_TASKS = 6
 MAXIMUM_CELLS = 20
@@ -49,9 +49,8 @@ def _ranking(ranking: Ranking, names: Mapping[str, str]) -> list[str]:
     if len(ranking.cells) > MAXIMUM_CELLS:
         blocks.append(f"report.json lists {count('slower cell', len(ranking.cells) - MAXIMUM_CELLS)}.")
     if ranking.not_ranked:
-        not_ranked = ", ".join(f"{names[label]} ({reason})" for label, reason in ranking.not_ranked[:MAXIMUM_CELLS])
-        more = len(ranking.not_ranked) - MAXIMUM_CELLS
-        blocks.append(f"Not ranked: {not_ranked}{f' and {more} more' if more > 0 else ''}.")
+        not_ranked = [f"{names[label]} ({reason})" for label, reason in ranking.not_ranked]
+        blocks.append(f"Not ranked: {listed(not_ranked, MAXIMUM_CELLS)}.")
     if ranking.machines:
         blocks.append(f"**The ranked runs differ in machine or software**: {cell_text('; '.join(ranking.machines))}.")
     return blocks
