@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from analysis.speed.speedup import BAND, Speed
-from analysis.sweep.cell_results import CellResult
+from analysis.sweep.cell_results import CellResult, eager_results
 from analysis.sweep.ranking import Order, rank
 from analysis.verdict.verdict import STEP_CHECKED, VerdictName
 from launch.common.text import count
@@ -40,7 +40,7 @@ def headline(results: Sequence[CellResult], *, quick: bool = False) -> str:
     graphed = [result for result in ran if result.cell.graphed]
     if not graphed:
         return ""
-    eager = {result.cell.workload_id: result for result in ran if not result.cell.graphed}
+    eager = eager_results(ran)
     states = [_state(result, eager.get(result.cell.workload_id)) for result in graphed]
     sound = [result for result, state in zip(graphed, states, strict=True) if not state]
     decided = all(state in ("", *DECIDED) for state in states)

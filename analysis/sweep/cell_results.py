@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from analysis.graphs.capture_cost import CaptureCost
@@ -162,3 +162,8 @@ class CellResult:
         """The largest loss difference of any repeat from the mean of its eager runs, in nats; None if unknown."""
         verdicts = [*([self.verdict] if self.verdict else []), *(pair.verdict for pair in self.pairs)]
         return max((v.evidence.max_loss_difference for v in verdicts if v.evidence), default=None)
+
+
+def eager_results(results: Iterable[CellResult]) -> dict[str, CellResult]:
+    """Return the result of the eager cell of each workload that the plan runs."""
+    return {each.cell.workload_id: each for each in results if each.cell.state == "run" and not each.cell.graphed}

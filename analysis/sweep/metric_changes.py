@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.sweep.cell_results import CellResult
+from analysis.sweep.cell_results import CellResult, eager_results
 from analysis.sweep.fit_matrix import AT_CAPTURE, AT_REPLAY, BEFORE, FITS, state_of
 
 MEMORY_METRICS = ("memory before capture", "peak memory")
@@ -61,7 +61,7 @@ class MemoryRisk:
 
 def metric_changes(results: Sequence[CellResult]) -> tuple[MetricChange, ...]:
     """Return the changes by metric, then by graph configuration in the plan's order."""
-    baselines = _baselines(results)
+    baselines = eager_results(results)
     changes: dict[tuple[ChangedMetric, str], list[CellChange]] = {}
     for result in results:
         baseline = baselines.get(result.cell.workload_id)
@@ -79,7 +79,7 @@ def metric_changes(results: Sequence[CellResult]) -> tuple[MetricChange, ...]:
 
 def memory_risks(results: Sequence[CellResult]) -> tuple[MemoryRisk, ...]:
     """Return the risk of running out of memory by graph configuration, in the plan's order."""
-    baselines = _baselines(results)
+    baselines = eager_results(results)
     fitting: dict[str, list[CellResult]] = {}
     for result in results:
         baseline = baselines.get(result.cell.workload_id)
@@ -90,10 +90,6 @@ def memory_risks(results: Sequence[CellResult]) -> tuple[MemoryRisk, ...]:
         MemoryRisk(graphs, len(cells), tuple(c.cell.label for c in cells if state_of(c) in OUT_OF_MEMORY))
         for graphs, cells in fitting.items()
     )
-
-
-def _baselines(results: Sequence[CellResult]) -> dict[str, CellResult]:
-    return {r.cell.workload_id: r for r in results if r.cell.state == "run" and not r.cell.graphed}
 
 
 def _is_evidence(result: CellResult) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from analysis.report.headline import OUT_OF_MEMORY, gib, over_steps
 from analysis.report.report_data import SWEEP, ReportData
 from analysis.report.sections.tables import escape, table
-from analysis.sweep.cell_results import CellResult
+from analysis.sweep.cell_results import CellResult, eager_results
 
 HEADER = ("cell", "verdict", "speed-up", "peak GiB, eager to graphed", "replay")
 MOST_NAMED = 24
@@ -16,7 +16,7 @@ GPU_HEADER = (*HEADER[:3], "step ms, eager to graphed", *HEADER[3:])
 
 
 def render(report: ReportData) -> list[str]:
-    eager = {result.cell.workload_id: result for result in report.ran if not result.cell.graphed}
+    eager = eager_results(report.ran)
     graphed = [result for result in report.shown if result.cell.graphed]
     on_gpu = any(result.on_gpu for result in graphed)
     few = _few_steps(graphed)
