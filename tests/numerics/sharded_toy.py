@@ -61,6 +61,7 @@ class Toy(nn.Module):
 
     def __init__(self, mesh: ParallelMesh) -> None:
         super().__init__()
+        self.shardings = SHARDINGS
         generator = torch.Generator().manual_seed(1)
         for name, shape in SHAPES.items():
             whole = torch.randn(shape, generator=generator, dtype=torch.float64) / 2
@@ -117,7 +118,7 @@ def train(case: Case, rank: int) -> tuple[list[float], dict[str, torch.Tensor]]:
     mesh = make_mesh(RankPlace(rank, case.dims.world_size, CPU), case.dims)
     toy = Toy(mesh)
     options: dict[str, Any] = {"distributed_optimizer": case.sharded, "bucket_elements": case.bucket_elements}
-    main = FlatParameters(toy, SHARDINGS, mesh, **options)
+    main = FlatParameters(toy, mesh, **options)
     optimizer = Optimizer(main, training_of(case))
     norms = []
     for step in range(STEPS):

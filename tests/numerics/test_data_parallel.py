@@ -21,7 +21,6 @@ from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from launch.engines.torch_native.parallel.buckets import ALIGNMENT, Kind, make_buckets
 from launch.engines.torch_native.parallel.data_parallel import all_reduce_mean
 from launch.engines.torch_native.parallel.process_groups import Group, make_mesh
-from launch.engines.torch_native.parallel.sharding import WHOLE
 from tests.distributed import workers
 from tests.numerics.optimizer_steps import accumulate, take_step
 from tests.numerics.sharded_toy import CPU, Case, compare_all
@@ -125,7 +124,7 @@ def reduced_gradients(bucket_elements: int, sharded: bool) -> torch.Tensor:
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = make_mesh(RankPlace(rank, size, CPU), Parallelism(dp=size))
     chain = Chain()
-    main = FlatParameters(chain, None, mesh, distributed_optimizer=sharded, bucket_elements=bucket_elements)
+    main = FlatParameters(chain, mesh, distributed_optimizer=sharded, bucket_elements=bucket_elements)
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(rank))
     with main.accumulate_gradients(0.3, last=True):
         torch.autograd.grad(chain(x), main.parameters)
@@ -148,7 +147,7 @@ def seconds_until_reduced_within_the_backward_pass() -> float:
     rank, size = dist.get_rank(), dist.get_world_size()
     chain = Chain()
     mesh = make_mesh(RankPlace(rank, size, CPU), Parallelism(dp=size))
-    main = FlatParameters(chain, None, mesh, bucket_elements=1)
+    main = FlatParameters(chain, mesh, bucket_elements=1)
     bias, reduced = main.gradients[:16], torch.full((16,), 1.5)  # layers[4] comes first. Its gradient is 1.
     waited = []
 
@@ -186,10 +185,7 @@ def train_tied(sharded: bool) -> tuple[list[float], list[torch.Tensor]]:
     rank, dims = dist.get_rank(), Parallelism(dp=2, pp=2)
     mesh = make_mesh(RankPlace(rank, 4, CPU), dims)
     stage = Stage()
-    shardings = dict.fromkeys(("embedding", "vector"), WHOLE)
-    main = FlatParameters(
-        stage, shardings, mesh, distributed_optimizer=sharded, tied={"embedding": mesh.pp}, bucket_elements=1
-    )
+    main = FlatParameters(stage, mesh, distributed_optimizer=sharded, tied={"embedding": mesh.pp}, bucket_elements=1)
     optimizer = Optimizer(main, Training(**CONSTANT, clip_grad=0.1))
     norms = []
     for step in range(3):
@@ -227,7 +223,7 @@ def train_in_bfloat16(sharded: bool, gradient_dtype: torch.dtype) -> tuple[torch
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = make_mesh(RankPlace(rank, size, CPU), Parallelism(dp=size))
     chain = Chain(torch.bfloat16)
-    main = FlatParameters(chain, None, mesh, gradient_dtype, distributed_optimizer=sharded, bucket_elements=200)
+    main = FlatParameters(chain, mesh, gradient_dtype, distributed_optimizer=sharded, bucket_elements=200)
     optimizer = Optimizer(main, Training(**CONSTANT, clip_grad=0.5))
     norms = []
     for step in range(3):

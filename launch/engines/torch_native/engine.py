@@ -28,7 +28,6 @@ from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from launch.engines.torch_native.optim.fused_kernels import FusedAccumulation
 from launch.engines.torch_native.parallel.pipeline import Pipeline
 from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh, make_mesh
-from launch.engines.torch_native.parallel.sharding import find_shardings
 from launch.engines.torch_native.step_check import TorchNativeStep, share_of
 from launch.engines.torch_native.train_step import TrainStep
 from launch.support.expandable_segments import disable_nccl_graph_register
@@ -49,10 +48,8 @@ class TorchNativeEngine:
         if mesh.world_size > 1 and mesh.device.type == "cuda":
             warm_up_kernels(spec, self.chunks, shape, dtype)
         torch.manual_seed(seed_of_draws(spec, mesh.rank))
-        modules = nn.ModuleList(self.chunks)
         self.flat_parameters = FlatParameters(
-            modules,
-            find_shardings(modules),
+            nn.ModuleList(self.chunks),
             self.mesh,
             torch.promote_types(dtype, PRECISIONS[spec.training.gradient_precision]),
             distributed_optimizer=spec.parallelism.distributed_optimizer,

@@ -26,7 +26,7 @@ from launch.engines.torch_native.parallel.buckets import (
 )
 from launch.engines.torch_native.parallel.data_parallel import GradientReduction, gather_weights
 from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh, make_mesh
-from launch.engines.torch_native.parallel.sharding import WHOLE, Sharding
+from launch.engines.torch_native.parallel.sharding import find_shardings
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,6 @@ class FlatParameters:
     are valid only for that part.
 
     Args:
-        shardings: the sharding of every parameter by name; None if all are whole.
         gradient_dtype: type of main gradients, by default that of the master weights.
         tied: for each parameter that other pipeline stages also hold, by name, the group of these stages and this rank's: an
             embedding that is also the output layer. The gradients of the group are summed.
@@ -95,7 +94,6 @@ class FlatParameters:
     def __init__(
         self,
         module: nn.Module,
-        shardings: Mapping[str, Sharding] | None = None,
         mesh: ParallelMesh | None = None,
         gradient_dtype: torch.dtype | None = None,
         *,
@@ -107,11 +105,10 @@ class FlatParameters:
     ) -> None:
         # The order of the backward pass.
         named = list(reversed(list(module.named_parameters())))
-        first = named[0][1]
+        first, shardings = named[0][1], find_shardings(module)
         self.mesh = mesh or make_mesh(RankPlace(0, 1, first.device), Parallelism())
         kinds = [
-            classify_parameter(name, parameter, shardings[name] if shardings else WHOLE, self.mesh, tied.get(name))
-            for name, parameter in named
+            classify_parameter(name, parameter, shardings[name], self.mesh, tied.get(name)) for name, parameter in named
         ]
         order = _group_by_kind(kinds)
         self.parameters = [named[i][1] for i in order]
