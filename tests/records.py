@@ -84,6 +84,10 @@ class Extra:
     state: str = "rejected"
 
 
+Edit = Callable[[AttemptRecord], None]
+"""Changes an attempt before it is written."""
+
+
 def unchanged(run: AttemptRecord) -> None:
     """Change nothing: the default ``edit``."""
 
@@ -103,7 +107,7 @@ def write_sweep(
     step_checks: int = 0,
     expect: Expectation = Expectation(),  # noqa: B008 (frozen)
     extra: Sequence[Extra] = (),
-    edit: Callable[[AttemptRecord], None] = unchanged,
+    edit: Edit = unchanged,
 ) -> SweepPaths:
     """Write a sweep of ``workloads``, each with an eager baseline, ``impls`` and ``repeats`` repeats.
 

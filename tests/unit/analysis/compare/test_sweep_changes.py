@@ -33,10 +33,9 @@ from launch.contract.outcomes import Expectation, Outcome, OutcomeName
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
 from launch.contract.spec import CudaGraph
-from tests.records import STARTED, AttemptRecord, Extra, workload_spec, write_sweep
+from tests.records import STARTED, AttemptRecord, Edit, Extra, workload_spec, write_sweep
 
 EAGER, GRAPHED = "eager, lr 0.001", "torch_compile, lr 0.001"
-Edit = Callable[[AttemptRecord], None]
 
 
 @pytest.fixture(scope="module")

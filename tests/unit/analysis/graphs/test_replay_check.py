@@ -4,7 +4,6 @@ rank."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,9 +20,7 @@ from launch.contract.paths import SweepPaths
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.probe import Probe
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
-from tests.records import GRAPHED_PROBE, AttemptRecord, attempt_record, write_attempt, write_sweep
-
-Edit = Callable[[AttemptRecord], None]
+from tests.records import GRAPHED_PROBE, AttemptRecord, Edit, attempt_record, unchanged, write_attempt, write_sweep
 
 
 def graphed_result(root: Path, edit: Edit, **options: Any) -> CellResult:
@@ -60,13 +57,9 @@ def no_probe(rank: int) -> Edit:
     return drop
 
 
-def nothing(run: AttemptRecord) -> None:
-    pass
-
-
 def test_launches_that_the_probe_saw_on_every_rank_are_proof(tmp_path: Path) -> None:
     for ranks, where in ((1, ""), (2, " on each of 2 ranks")):
-        result = graphed_result(tmp_path / str(ranks), nothing, ranks=ranks)
+        result = graphed_result(tmp_path / str(ranks), unchanged, ranks=ranks)
         assert result.verdict is not None and result.verdict.verdict == "BITWISE"
         assert result.graphs.replay is not None
         assert result.graphs.replay.summary == (

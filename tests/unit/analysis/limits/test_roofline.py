@@ -16,10 +16,8 @@ from analysis.records.load import load
 from analysis.report.write_report import write_report
 from launch.contract.records.gpu_rates import GpuRates
 from launch.contract.spec import RunSpec
-from tests.records import RATES, AttemptRecord, write_sweep
+from tests.records import RATES, AttemptRecord, Edit, write_sweep
 from tests.schemas import validated
-
-Edit = Callable[[AttemptRecord], None]
 
 
 def change_rates(**changes: object) -> Edit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.judge_sweep import judge_sweep
 from analysis.sweep.ranking import rank
 from launch.contract.records.clocks import Clocks
-from tests.records import UNTHROTTLED, AttemptRecord, write_sweep
+from tests.records import UNTHROTTLED, AttemptRecord, Edit, write_sweep
 
-Edit = Callable[[AttemptRecord], None]
 SECONDS = UNTHROTTLED.seconds
 
 

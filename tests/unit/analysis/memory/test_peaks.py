@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,7 +16,7 @@ from analysis.sweep.judge_cells import compare_cells
 from launch.contract.outcomes import Outcome
 from launch.contract.records.memory import Memory
 from launch.contract.spec import Device, Model, RunSpec
-from tests.records import GIB, AttemptRecord, write_sweep
+from tests.records import GIB, AttemptRecord, Edit, write_sweep
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -105,9 +104,7 @@ def out_of_memory(run: AttemptRecord) -> None:
 
 
 @pytest.mark.parametrize("edit", [old_record, odd_record, out_of_memory])
-def test_headroom_is_not_told_where_records_do_not_tell_it(
-    tmp_path: Path, edit: Callable[[AttemptRecord], None]
-) -> None:
+def test_headroom_is_not_told_where_records_do_not_tell_it(tmp_path: Path, edit: Edit) -> None:
     for result in compare_cells(load(write_sweep(tmp_path, device="cuda", edit=edit))):
         assert result.memory is not None
         assert result.memory.headroom is None

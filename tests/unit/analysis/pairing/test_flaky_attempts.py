@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,9 @@ from analysis.sweep.judge_sweep import judge_sweep
 from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
 from orchestrator.bisect.failure_status import classify_failure
-from tests.records import AttemptRecord, write_attempt, write_sweep
+from tests.records import AttemptRecord, Edit, write_attempt, write_sweep
 from tests.report_text import report_text
 
-Edit = Callable[[AttemptRecord], None]
 GRAPHED, EAGER = True, False
 
 

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
 from launch.contract.spec import Device
-from tests.records import AttemptRecord, Extra, workload_spec, write_attempt, write_sweep
+from tests.records import AttemptRecord, Edit, Extra, workload_spec, write_attempt, write_sweep
 from tests.report_text import report_text
 
 RULE = Reason("scope.moe_router", "moe with moe_router", "drop one of the two", "Megatron-Core 0.16")
@@ -387,9 +386,7 @@ def odd_environment(run: AttemptRecord) -> None:
         odd_environment,
     ],
 )
-def test_a_report_is_written_of_any_records_and_bad_ones_never_pass(
-    tmp_path: Path, edit: Callable[[AttemptRecord], None]
-) -> None:
+def test_a_report_is_written_of_any_records_and_bad_ones_never_pass(tmp_path: Path, edit: Edit) -> None:
     report = write_report(write_sweep(tmp_path, edit=edit))
     assert report.exit_code in (3, 4)
     assert report.markdown.exists()

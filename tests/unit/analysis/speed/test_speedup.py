@@ -24,13 +24,13 @@ from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.judge_sweep import judge_sweep
 from launch.contract.model_flops import model_flops
-from tests.records import AttemptRecord, write_sweep
+from tests.records import AttemptRecord, Edit, write_sweep
 from tests.report_text import report_text
 
 EAGER_MS = 20.0
 
 
-def compared(root: Path, edit: Callable[[AttemptRecord], None], repeats: int = 2) -> CellResult:
+def compared(root: Path, edit: Edit, repeats: int = 2) -> CellResult:
     return compare_cells(load(write_sweep(root, edit=edit, repeats=repeats)))[1]
 
 
@@ -173,7 +173,7 @@ def test_a_step_time_that_is_no_time_gives_no_ratio(tmp_path: Path, bad: float) 
     assert result.pairs[0].speed.reason == "a step time is not a number of milliseconds from 1e-06 to 1e+09"
 
 
-def slow_steps(every: int, side: bool) -> Callable[[AttemptRecord], None]:
+def slow_steps(every: int, side: bool) -> Edit:
     """Return constant times in which every n-th step of one side takes five times as long."""
 
     def edit(run: AttemptRecord) -> None:
@@ -214,7 +214,7 @@ def test_rare_steps_count_where_one_side_alone_has_them(tmp_path: Path) -> None:
     assert speed.ratio < 1.25 * 0.95
 
 
-def stalls(at: Callable[[AttemptRecord], dict[int, float]]) -> Callable[[AttemptRecord], None]:
+def stalls(at: Callable[[AttemptRecord], dict[int, float]]) -> Edit:
     """Return graphed steps that are 5% faster than eager ones, except for some steps that take several times as long."""
 
     def edit(run: AttemptRecord) -> None:
@@ -250,7 +250,7 @@ def test_what_is_left_out_does_not_change_the_word(
 # --- when runs were made, and what they trained -----------------------------------------------------------------------
 
 
-def at(place: Callable[[int, bool], float], seconds: float = 60.0) -> Callable[[AttemptRecord], None]:
+def at(place: Callable[[int, bool], float], seconds: float = 60.0) -> Edit:
     """Return runs with steps of 20 ms and 16 ms. Repeat and side decide when each begins and how long it lasts."""
 
     def edit(run: AttemptRecord) -> None:
@@ -319,7 +319,7 @@ def test_a_change_within_the_window_is_no_speed_up(tmp_path: Path, repeats: int)
 # --- the host's clock, and the machine --------------------------------------------------------------------------------
 
 
-def change_seconds(factor: float, graphed: bool = True) -> Callable[[AttemptRecord], None]:
+def change_seconds(factor: float, graphed: bool = True) -> Edit:
     """Measured phases have steps of 20 and 16 ms. The host's clock of one side shows ``factor`` times as much."""
 
     def edit(run: AttemptRecord) -> None:

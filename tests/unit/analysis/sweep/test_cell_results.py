@@ -21,9 +21,8 @@ from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason, read_plan
 from launch.contract.spec import RunSpec
-from tests.records import AttemptRecord, Extra, attempt_record, workload_spec, write_attempt, write_sweep
+from tests.records import AttemptRecord, Edit, Extra, attempt_record, workload_spec, write_attempt, write_sweep
 
-Edit = Callable[[AttemptRecord], None]
 CANCELLED = Outcome("CANCELLED", "measure", "bundle000", 0.0, 1.0)
 NO_LAUNCH = Outcome("ENVIRONMENT", "init", "bundle000", 0.0, 1.0, failure_class="LAUNCH", infrastructure=True)
 OOM = Outcome("CUDA_OOM", "capture", "bundle000", 0.0, 1.0, rank=0, failure_class="cuda_oom", remedy="capture less")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,9 @@ from launch.contract.exit_codes import ExitCode
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import read_plan
 from launch.contract.records.digest import digest_records
-from tests.records import AttemptRecord, unchanged, write_sweep
+from tests.records import AttemptRecord, Edit, unchanged, write_sweep
 
 LOOKS = (2, 4, 6)
-Edit = Callable[[AttemptRecord], None]
 
 
 def auto(root: Path, made: int, edit: Edit = unchanged, **options: Any) -> tuple[SweepPaths, BundlePaths]:

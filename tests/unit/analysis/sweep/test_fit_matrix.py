@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,13 @@ from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.judge_sweep import judge_sweep
 from launch.contract.outcomes import Outcome, OutcomeName
 from launch.contract.records.events import Phase
-from tests.records import AttemptRecord, write_sweep
+from tests.records import AttemptRecord, Edit, write_sweep
 from tests.report_text import report_text
 
 Ending = tuple[OutcomeName, Phase] | None
 
 
-def ends(eager: Ending, graphed: Ending, of_repeats: tuple[int, ...] = (0, 1)) -> Callable[[AttemptRecord], None]:
+def ends(eager: Ending, graphed: Ending, of_repeats: tuple[int, ...] = (0, 1)) -> Edit:
     def edit(run: AttemptRecord) -> None:
         ending = graphed if run.spec.graphed else eager
         if ending is not None and run.spec.repeat in of_repeats:

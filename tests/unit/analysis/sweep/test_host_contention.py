@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +11,11 @@ from analysis.records.load import load
 from analysis.sweep.host_contention import HostContention, neighbours_of
 from analysis.sweep.judge_cells import compare_cells
 from launch.contract.paths import SweepPaths
-from tests.records import RUN_SECONDS, AttemptRecord, write_sweep
+from tests.records import RUN_SECONDS, AttemptRecord, Edit, write_sweep
 from tests.report_text import report_text
 
 
-def swept(root: Path, edit: Callable[[AttemptRecord], None]) -> SweepPaths:
+def swept(root: Path, edit: Edit) -> SweepPaths:
     """Return two workloads of eager, graphed, graphed, eager, a minute each. ``edit`` changes the attempts of the
     second."""
 
@@ -28,7 +27,7 @@ def swept(root: Path, edit: Callable[[AttemptRecord], None]) -> SweepPaths:
     return write_sweep(root, workloads=2, edit=edit_second)
 
 
-def later(seconds: float) -> Callable[[AttemptRecord], None]:
+def later(seconds: float) -> Edit:
     def move(record: AttemptRecord) -> None:
         assert record.outcome is not None
         outcome = record.outcome
@@ -67,9 +66,7 @@ def unknown(record: AttemptRecord) -> None:
         "at last",
     ],
 )
-def test_time_with_a_neighbour_is_counted_once(
-    tmp_path: Path, edit: Callable[[AttemptRecord], None], expected: HostContention | None
-) -> None:
+def test_time_with_a_neighbour_is_counted_once(tmp_path: Path, edit: Edit, expected: HostContention | None) -> None:
     sweep = swept(tmp_path, edit)
     found = neighbours_of(compare_cells(load(sweep)))
     if expected is None:

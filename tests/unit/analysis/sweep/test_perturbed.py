@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from launch.common.atomic_files import read_json
 from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import Outcome
 from launch.contract.plan import Margins, read_plan
-from tests.records import AttemptRecord, write_sweep
+from tests.records import AttemptRecord, Edit, write_sweep
 
 FIRST_COMPARED = 4
 
@@ -128,7 +127,7 @@ def eager_repeats_differ(run: AttemptRecord) -> None:
     ids=["noise", "far", "growth", "passes", "equal", "eager repeats differ", "NaN"],
 )
 def test_a_verdict_that_rests_on_equal_eager_repeats_waits_for_the_perturbed_run(
-    tmp_path: Path, change: Callable[[AttemptRecord], None], verdict: str, needed: bool
+    tmp_path: Path, change: Edit, verdict: str, needed: bool
 ) -> None:
     def edit(run: AttemptRecord) -> None:
         change(run)

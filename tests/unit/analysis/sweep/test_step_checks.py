@@ -4,7 +4,6 @@ hides."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +20,11 @@ from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Margins, read_plan
 from launch.contract.records.step_check import NOISE_MULTIPLE, RoutingDifference, StepCheck, TensorDifference
-from tests.records import AttemptRecord, write_attempt, write_sweep
+from tests.records import AttemptRecord, Edit, write_attempt, write_sweep
 
 STEPS = (4, 62, 119)
 ROUNDING = TensorDifference("gradient of head.weight", 1e-6, noise=1e-6)
 FAULT = TensorDifference("gradient of layers.3.mlp.down", 1e-3, noise=1e-6)
-Edit = Callable[[AttemptRecord], None]
 
 
 def add_noise(run: AttemptRecord, margins: float) -> None:

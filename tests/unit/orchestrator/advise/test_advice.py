@@ -27,7 +27,7 @@ from launch.contract.records.inspection import (
 from launch.contract.spec import CudaGraph, Device
 from orchestrator.advise.advice import Advice, Candidates, advice_to_json, advise, sort_points
 from orchestrator.advise.render import FIXES, NOT_INSPECTED, NOTHING_BREAKS, ON_CPU, render
-from tests.records import EAGER_PROBE, STARTED, AttemptRecord, Extra, workload_spec, write_sweep, written_cell
+from tests.records import EAGER_PROBE, STARTED, AttemptRecord, Edit, Extra, workload_spec, write_sweep, written_cell
 from tests.unit.analysis.graphs.test_replay_check import change_probe
 
 KERNELS = Kernels((0.0, 400.0, 500.0, 200.0, 60.0, 30.0, 10.0, 0.0), 7.5, (KernelTime("gemm", 96.0, 4.25),))
@@ -47,7 +47,7 @@ CANDIDATES: Candidates = dict.fromkeys(GRAPHS, ())
 SYNC = Reason("capture.sync", "the dispatcher reads sizes", "use allgather.")
 
 
-def inspected(*inspections: Inspection) -> Callable[[AttemptRecord], None]:
+def inspected(*inspections: Inspection) -> Edit:
     """Write inspections rank by rank, as launch.train.telemetry.event_log does."""
 
     def edit(run: AttemptRecord) -> None:
@@ -58,7 +58,7 @@ def inspected(*inspections: Inspection) -> Callable[[AttemptRecord], None]:
     return edit
 
 
-def probed(**figures: float | None) -> Callable[[AttemptRecord], None]:
+def probed(**figures: float | None) -> Edit:
     def edit(run: AttemptRecord) -> None:
         for events in run.events.values():
             for event in events:
@@ -70,7 +70,7 @@ def probed(**figures: float | None) -> Callable[[AttemptRecord], None]:
 
 def advice_on(
     folder: Path,
-    *edits: Callable[[AttemptRecord], None],
+    *edits: Edit,
     candidates: Candidates = CANDIDATES,
     device: Device = "cuda",
     ranks: int = 1,
@@ -215,7 +215,7 @@ def damaged(run: AttemptRecord) -> None:
 )
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_run_without_results_is_unmeasured_with_the_reason(
-    tmp_path: Path, device: Device, edit: Callable[[AttemptRecord], None], expected: str
+    tmp_path: Path, device: Device, edit: Edit, expected: str
 ) -> None:
     advice, text = advice_on(tmp_path, edit, device=device)
     assert (advice.worth, advice.findings) == ("unknown", None)

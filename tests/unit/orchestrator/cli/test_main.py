@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,7 +35,7 @@ from orchestrator.submit import executor
 from orchestrator.submit.batch_script import BatchScript
 from tests.integration.host import cpu_seconds_of_children
 from tests.planned import CPU_HOST
-from tests.records import AttemptRecord, Extra, unchanged, workload_spec, write_sweep
+from tests.records import AttemptRecord, Edit, Extra, unchanged, workload_spec, write_sweep
 
 ROOT = Path(__file__).parents[4]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -783,7 +783,7 @@ def test_status_warns_of_a_full_disk_while_a_run_is_running(
 # --- comparing ------------------------------------------------------------------------------------------------------
 
 
-def later(sweep: Path, edit: Callable[[AttemptRecord], None] = unchanged) -> str:
+def later(sweep: Path, edit: Edit = unchanged) -> str:
     return str(write_sweep(sweep, steps=120, edit=edit).root)
 
 
@@ -806,9 +806,7 @@ def test_compare_with_a_golden_file(capsys: pytest.CaptureFixture[str], elsewher
     _compares(capsys, elsewhere, lost, 2, "not known yet (1 without an outcome; 1 of 2 cells as before)")
 
 
-def _compares(
-    capsys: pytest.CaptureFixture[str], elsewhere: Path, edit: Callable[[AttemptRecord], None], code: int, said: str
-) -> None:
+def _compares(capsys: pytest.CaptureFixture[str], elsewhere: Path, edit: Edit, code: int, said: str) -> None:
     name = edit.__name__
     later(elsewhere / "sweeps" / name, edit)
     assert main(["compare", "golden.json", name, "--junit", "out/compare.xml"]) == code

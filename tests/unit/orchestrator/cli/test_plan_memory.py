@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from orchestrator.targets.profile import Profile
 from orchestrator.targets.slurm_cluster import read_cluster
 from tests.planned import cluster
 from tests.planned import plan as planned
-from tests.records import AttemptRecord, attempt_record, write_attempt, write_sweep
+from tests.records import AttemptRecord, Edit, attempt_record, write_attempt, write_sweep
 from tests.schemas import validated
 
 
@@ -235,7 +235,7 @@ def test_the_nearest_points_count_and_other_settings_do_not(tmp_path: Path, caps
 # --- a site's own constants -----------------------------------------------------------------------------------------
 
 
-def held_by(constants: Constants) -> Callable[[AttemptRecord], None]:
+def held_by(constants: Constants) -> Edit:
     """Return an edit of records: in each phase, the run holds the memory that the forecast with ``constants`` gives for
     phase measure."""
 
