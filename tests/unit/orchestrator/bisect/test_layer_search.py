@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.common.atomic_files import write_json
-from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
-from launch.contract.plan import Cell, Margins, Plan, PlannedBundle
+from launch.contract.plan import Plan
 from launch.contract.records.step_check import LayerResult, StepCheck, TensorDifference, layer_names
-from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training, spec_from_json
+from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.bisect.layer_search import MOST_CHECKS, read_answer, start_search
 from orchestrator.bisect.search import Answer
 from orchestrator.bisect.side_sweep import plan_side_sweep, run_search
@@ -25,11 +23,11 @@ from orchestrator.errors import InputError
 from orchestrator.sweeps.store import write_plan
 from orchestrator.targets.host import Host
 from orchestrator.workflow import run_sweep
-from tests.records import STARTED, AttemptRecord, attempt_record, write_attempt, written_cell
+from tests.records import AttemptRecord, Edit, unchanged
 from tests.schemas import validated
+from tests.unit.orchestrator.bisect.origin import ORIGIN, ended, make_runs, written
 
 GPUS = Host(("0", "1", "2", "3"), frozenset(), True)
-ORIGIN = "origin"
 DIVERGES_AT = 10
 SPEC = RunSpec(
     model=Model(num_layers=3),
@@ -38,7 +36,6 @@ SPEC = RunSpec(
     placement=Placement("cuda"),
 )
 PIPELINE = dataclasses.replace(SPEC, parallelism=Parallelism(pp=2, tp=2), placement=Placement("cuda", ranks_per_node=4))
-Edit = Callable[[AttemptRecord], None]
 
 
 def result(layer: str, micro_batch: int = 0, *, is_gradient: bool = False) -> LayerResult:
@@ -51,10 +48,6 @@ def off(run: AttemptRecord) -> None:
             step["loss"] += 0.5
 
 
-def unchanged(run: AttemptRecord) -> None:
-    pass
-
-
 def check_with(run: AttemptRecord, rank: int, step: int, fault: LayerResult | str) -> None:
     """Record ``fault`` in a check, of a layer's result or of another named result."""
     name = fault if isinstance(fault, str) else fault.name
@@ -64,34 +57,9 @@ def check_with(run: AttemptRecord, rank: int, step: int, fault: LayerResult | st
     event["check"] = dataclasses.asdict(StepCheck(step, 40, 1, (difference,), first=first))
 
 
-def written(root: Path, spec: RunSpec = SPEC, edit: Edit = off) -> tuple[SweepPaths, Plan, Cell]:
-    """Write a sweep of ``spec`` and its eager baseline. Return the cell of ``spec``."""
-    sweep = SweepPaths(root / ORIGIN)
-    eager = dataclasses.replace(spec, cuda_graph=CudaGraph(warmup_steps=3))
-    cells = tuple(written_cell(one, 2) for one in (eager, spec))
-    run_ids = tuple(cell.run_ids[repeat] for repeat in range(2) for cell in cells)
-    bundle = PlannedBundle("bundle000", spec.workload_id, run_ids)
-    plan = Plan(ORIGIN, f"name: {ORIGIN}\n", "origin.yaml", Margins(), cells, (bundle,))
-    write_json(sweep.plan, plan)
-    make_runs(sweep, plan, edit)
-    return sweep, plan, cells[1]
-
-
-def make_runs(sweep: SweepPaths, plan: Plan, edit: Edit) -> list[str]:
-    """Write records in place of runs. Return the runs that had none."""
-    made = []
-    for run_id, cell in plan.cell_of_run().items():
-        if not sweep.run(run_id).attempt(1).outcome.exists():
-            record = attempt_record(spec_from_json(cell.spec_of(cell.run_ids.index(run_id))))
-            edit(record)
-            write_attempt(sweep, record)
-            made.append(run_id)
-    return made
-
-
 def answer_of(root: Path, *edits: Edit, spec: RunSpec = SPEC) -> Answer:
     """Return the answer if the run with checks has the results that ``edits`` give, one round after the other."""
-    search = start_search(*written(root, spec), GPUS)
+    search = start_search(*written(root, spec, off), GPUS)
     sweep, rounds = SweepPaths(root / search.name), iter(edits)
 
     def make(plan: Plan) -> None:
@@ -102,7 +70,7 @@ def answer_of(root: Path, *edits: Edit, spec: RunSpec = SPEC) -> Answer:
 
 
 def test_one_run_checks_the_steps_up_to_the_failure(tmp_path: Path) -> None:
-    search = start_search(*written(tmp_path), GPUS)
+    search = start_search(*written(tmp_path, SPEC, off), GPUS)
     assert search.trial.checked_steps == tuple(range(4, DIVERGES_AT + 2 + 1))
     assert search.trial.training == SPEC.training and search.trial.cuda_graph == SPEC.cuda_graph
     (cell,) = plan_side_sweep(search, [search.trial], GPUS).cells
@@ -115,7 +83,7 @@ def test_a_late_failure_is_sought_in_some_of_the_steps_before_it(tmp_path: Path)
             for step in run.metrics[100:]:
                 step["loss"] += 0.5
 
-    steps = start_search(*written(tmp_path, edit=off_late), GPUS).trial.checked_steps
+    steps = start_search(*written(tmp_path, SPEC, off_late), GPUS).trial.checked_steps
     assert (len(steps), steps[0], steps[-1]) == (MOST_CHECKS, 4, 102)
 
 
@@ -189,10 +157,6 @@ def test_checks_that_find_nothing_name_no_layer(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def ended(outcome: Any, phase: Any) -> Outcome:
-    return Outcome(outcome, phase, "bundle000", STARTED, STARTED + 9, 0, outcome, "said so", "r")
-
-
 def end_numeric(run: AttemptRecord) -> None:
     """End the run at step 7, so that this check and later ones did not take place."""
     del run.metrics[7:]
@@ -223,7 +187,7 @@ def test_a_place_is_not_the_first_while_a_rank_lacks_an_earlier_check(tmp_path: 
 
 
 def test_a_run_without_outcome_must_be_resumed_first(tmp_path: Path) -> None:
-    sweep, plan, cell = written(tmp_path)
+    sweep, plan, cell = written(tmp_path, SPEC, off)
     sweep.run(cell.run_ids[0]).attempt(1).outcome.unlink()
     with pytest.raises(InputError, match="has no outcome") as error:
         start_search(sweep, plan, cell, GPUS)
@@ -263,14 +227,14 @@ def test_a_failed_capture_has_no_first_layer(tmp_path: Path) -> None:
             run.outcome = ended("CAPTURE_FAILED", "capture")
 
     with pytest.raises(InputError, match="graphs are not known to change its results: CAPTURE_FAILED"):
-        start_search(*written(tmp_path, edit=no_capture), GPUS)
+        start_search(*written(tmp_path, SPEC, no_capture), GPUS)
 
 
 def test_the_verb_runs_a_side_sweep_and_prints_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Records replace the run, since a CPU captures no graph."""
-    _, _, cell = written(tmp_path)
+    _, _, cell = written(tmp_path, SPEC, off)
     rounds = []
 
     def make(paths: SweepPaths, plan: Plan, target: Any, policy: str, executor: str, *, wait: bool) -> None:

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from analysis.report.write_report import write_report
 from launch.common.atomic_files import read_json, write_json
-from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
-from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason
+from launch.contract.plan import Plan, Reason
 from launch.contract.spec import CudaGraph, Fault, Model, Placement, RunSpec, Training, spec_from_json
 from orchestrator.bisect.scope_answer import ScopeSearch
 from orchestrator.bisect.scope_candidates import Conclusion, Status, list_candidates, next_scopes
@@ -29,8 +28,9 @@ from orchestrator.errors import InputError
 from orchestrator.sweeps.store import write_plan
 from orchestrator.targets.host import Host
 from orchestrator.workflow import run_sweep
-from tests.records import STARTED, AttemptRecord, attempt_record, write_attempt, written_cell
+from tests.records import AttemptRecord, Edit, attempt_record, write_attempt
 from tests.schemas import validated
+from tests.unit.orchestrator.bisect.origin import ORIGIN, ended, make_runs, written
 
 GPUS = Host(("0",), frozenset({"transformer-engine"}), True)
 MOE = Model(num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=64)
@@ -136,9 +136,6 @@ def test_a_combination_is_named_as_the_parts_that_fail_together(culprits: set[st
 
 # --- records in the place of runs -----------------------------------------------------------------------------------
 
-Edit = Callable[[AttemptRecord], None]
-ORIGIN = "origin"
-
 
 def captures(run: AttemptRecord, *parts: str) -> bool:
     graph = run.spec.cuda_graph
@@ -188,35 +185,6 @@ def unproven(run: AttemptRecord) -> None:
     nan(*WHOLE)(run)
     if run.spec.cuda_graph.scope == ("attn",):
         run.events[0] = [event for event in run.events[0] if event["kind"] != "proof"]
-
-
-def ended(outcome: Any, phase: Any) -> Outcome:
-    return Outcome(outcome, phase, "bundle000", STARTED, STARTED + 9, 0, outcome, "said so", "r")
-
-
-def written(root: Path, spec: RunSpec, edit: Edit, repeats: int = 2) -> tuple[SweepPaths, Plan, Cell]:
-    """Write a sweep of ``spec`` and its eager baseline. Return the cell of ``spec``."""
-    sweep = SweepPaths(root / ORIGIN)
-    eager = dataclasses.replace(spec, cuda_graph=CudaGraph(warmup_steps=spec.cuda_graph.warmup_steps))
-    cells = tuple(written_cell(one, repeats) for one in (eager, spec))
-    run_ids = tuple(cell.run_ids[repeat] for repeat in range(repeats) for cell in cells)
-    bundle = PlannedBundle("bundle000", spec.workload_id, run_ids)
-    plan = Plan(ORIGIN, f"name: {ORIGIN}\n", "origin.yaml", Margins(), cells, (bundle,))
-    write_json(sweep.plan, plan)
-    make_runs(sweep, plan, edit)
-    return sweep, plan, cells[1]
-
-
-def make_runs(sweep: SweepPaths, plan: Plan, edit: Edit) -> list[str]:
-    """Write records in place of runs. Return the runs that had none, in order."""
-    made = []
-    for run_id, cell in plan.cell_of_run().items():
-        if not sweep.run(run_id).root.exists():
-            record = attempt_record(spec_from_json(cell.spec_of(cell.run_ids.index(run_id))))
-            edit(record)
-            write_attempt(sweep, record)
-            made.append(run_id)
-    return made
 
 
 @dataclasses.dataclass
