@@ -30,6 +30,7 @@ from launch.train.data_loader import batch, open_source
 from launch.train.telemetry import memory
 from launch.train.telemetry.profiler import PROBED_STEPS, probe
 from launch.train.worker import ENGINES
+from tests.gpu.test_gpu_eager import GPT_OSS, MOE
 from tests.megatron_release import RELEASE
 
 # Megatron-Core and Transformer Engine cause these warnings.
@@ -43,15 +44,6 @@ OF_A_GRADIENT = 2e-2
 SMALLEST = 1e-4
 """A share of the norm of all gradients. A smaller gradient of a parameter is only rounding."""
 
-MOE = Model(
-    num_layers=2, hidden_size=128, kv_channels=32, num_query_groups=2, qk_layernorm=True,
-    num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=128, moe_aux_loss_coeff=1e-3,
-)  # fmt: skip
-GPT_OSS = Model(
-    num_layers=2, hidden_size=128, kv_channels=64, num_query_groups=2, activation="clamped_quick_gelu_glu",
-    add_bias_linear=True, window_size=32, window_attn_skip_freq=2, attention_sinks=True,
-    num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=128, moe_router_order="topk_then_softmax",
-)  # fmt: skip
 DENSE = replace(MOE, num_moe_experts=0, moe_router_topk=0, moe_ffn_hidden_size=0, moe_aux_loss_coeff=0.0)
 PADDING = {"moe_expert_capacity_factor": 1.25, "moe_pad_expert_input_to_capacity": True}
 PADDED = replace(MOE, **PADDING)  # type: ignore[arg-type]
