@@ -92,6 +92,11 @@ def unchanged(run: AttemptRecord) -> None:
     """Change nothing: the default ``edit``."""
 
 
+def unbegun(run: AttemptRecord) -> None:
+    """Write the spec of the run and nothing else."""
+    run.begun = False
+
+
 def write_sweep(
     root: Path,
     *,

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from analysis.report.write_report import write_report
-from tests.records import AttemptRecord, write_sweep
+from tests.records import AttemptRecord, unbegun, write_sweep
 
 
 def nan_at_last(run: AttemptRecord) -> None:
@@ -45,9 +45,6 @@ def test_row_groups_are_written_as_they_fill(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_sweep_of_which_nothing_ran_has_an_empty_table(tmp_path: Path) -> None:
-    def never(run: AttemptRecord) -> None:
-        run.begun = False
-
-    sweep = write_sweep(tmp_path, edit=never)
+    sweep = write_sweep(tmp_path, edit=unbegun)
     write_report(sweep)
     assert parquet.read_table(sweep.report / "steps.parquet").num_rows == 0

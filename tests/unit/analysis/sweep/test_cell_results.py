@@ -21,7 +21,7 @@ from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason, read_plan
 from launch.contract.spec import RunSpec
-from tests.records import AttemptRecord, Edit, Extra, attempt_record, workload_spec, write_attempt, write_sweep
+from tests.records import AttemptRecord, Edit, Extra, attempt_record, unbegun, workload_spec, write_attempt, write_sweep
 
 CANCELLED = Outcome("CANCELLED", "measure", "bundle000", 0.0, 1.0)
 NO_LAUNCH = Outcome("ENVIRONMENT", "init", "bundle000", 0.0, 1.0, failure_class="LAUNCH", infrastructure=True)
@@ -640,10 +640,6 @@ def interrupted(run: AttemptRecord) -> None:
     run.outcome = None
 
 
-def never_begun(run: AttemptRecord) -> None:
-    run.begun = False
-
-
 def diverge(run: AttemptRecord) -> None:
     run.metrics[100]["loss"] += 1.0
 
@@ -664,9 +660,9 @@ def eager_only(change: Edit) -> Edit:
         (lambda run: None, Expectation("CUDA_OOM"), 3),
         (eager_only(failing(OOM)), Expectation(), 3),
         (for_graphed(interrupted), Expectation(), 2),
-        (for_graphed(never_begun), Expectation(), 2),
+        (for_graphed(unbegun), Expectation(), 2),
         (eager_only(interrupted), Expectation(), 2),
-        (lambda run: never_begun(run) if run.spec.repeat else None, Expectation(), 2),
+        (lambda run: unbegun(run) if run.spec.repeat else None, Expectation(), 2),
         (
             lambda run: (diverge if run.spec.repeat else interrupted)(run) if run.spec.graphed else None,
             Expectation(),
@@ -693,7 +689,7 @@ def test_too_few_steps_and_one_repeat_are_inconclusive_only(tmp_path: Path) -> N
 def test_statuses_of_runs_that_never_ended(tmp_path: Path) -> None:
     interrupted_result = judged(tmp_path / "a", for_graphed(interrupted))
     assert (interrupted_result.outcome, interrupted_result.unfinished) == ("NOT ENDED", True)
-    never_begun_result = judged(tmp_path / "b", for_graphed(never_begun))
+    never_begun_result = judged(tmp_path / "b", for_graphed(unbegun))
     assert never_begun_result.outcome == "NOT RUN"
     said = [result.verdict.reason for result in (interrupted_result, never_begun_result) if result.verdict]
     assert [reason.partition(": ")[2] or reason for reason in said] == [

@@ -21,16 +21,13 @@ from orchestrator.cli.follow_log import follow_log
 from orchestrator.cli.run_logs import first_failing_rank, read_log
 from orchestrator.errors import InputError
 from orchestrator.sweeps.submissions import Submission, write_submission
-from tests.records import AttemptRecord, write_sweep
+from tests.records import unbegun, write_sweep
 
 
 class Run:
     """An eager run that is ordered but has not begun."""
 
     def __init__(self, root: Path) -> None:
-        def unbegun(record: AttemptRecord) -> None:
-            record.begun = False
-
         self.sweep = write_sweep(root / "written", steps=4, edit=unbegun)
         self.plan = read_plan(self.sweep)
         (planned,) = self.plan.bundles

@@ -24,16 +24,13 @@ from orchestrator.submit.local_queue import has_pending
 from orchestrator.sweeps.run_state import RunState, live_runs, open_submissions, read_state, read_states
 from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.submissions import Submission, read_submissions, write_submission
-from tests.records import AttemptRecord, write_sweep
+from tests.records import unbegun, write_sweep
 
 
 class Sweep:
     """A sweep of one bundle: eager, compiled, eager, compiled. No run has begun."""
 
     def __init__(self, root: Path) -> None:
-        def unbegun(record: AttemptRecord) -> None:
-            record.begun = False
-
         self.paths = write_sweep(root / "written", steps=4, edit=unbegun)
         self.plan: Plan = read_plan(self.paths)
         (planned,) = self.plan.bundles

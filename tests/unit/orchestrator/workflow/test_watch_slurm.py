@@ -18,7 +18,7 @@ from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.sweeps.submissions import Submission, write_submission
 from orchestrator.workflow import watch_slurm
-from tests.records import AttemptRecord, write_sweep
+from tests.records import unbegun, write_sweep
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
 
@@ -27,9 +27,6 @@ class Watched:
     """A sweep of one run, in job 12. A script replaces squeue. Each pause plays the next step of the scene."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def unbegun(record: AttemptRecord) -> None:
-            record.begun = False
-
         self.root = root
         monkeypatch.setenv("PATH", str(root), prepend=":")
         monkeypatch.setattr(polled_command, "poll_interval", lambda took, failures: 0.0)
