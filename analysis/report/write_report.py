@@ -20,7 +20,6 @@ from analysis.report.json_report import report_to_json, summary_to_json
 from analysis.report.report_data import SWEEP, ReportData, report_data
 from analysis.report.sections import render_markdown
 from analysis.report.steps_parquet import steps_writer
-from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_sweep import judge_sweep, judge_workload
 from launch.common.atomic_files import atomic_open, iter_json_object, write_bytes, write_json, write_text
 from launch.common.file_lock import Lock
@@ -34,9 +33,8 @@ LOCK_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class Report:
-    """The judged cells, and the paths of their report."""
+    """What a report says in short, and the paths of its files."""
 
-    results: tuple[CellResult, ...]
     exit_code: int
     summary: str
     markdown: Path
@@ -73,8 +71,7 @@ def _write_files(sweep: SweepPaths) -> Report:
     with atomic_open(folder / "report.json") as file:
         file.writelines(piece.encode() for piece in iter_json_object(report_to_json(data)))
     write_json(folder / "summary.json", summary_to_json(data) | {"records": records})
-    summary = data.summary
-    return Report(data.sweep.results, summary.exit_code, summary.text, folder / "report.md", folder / "report.json")
+    return Report(data.summary.exit_code, data.summary.text, folder / "report.md", folder / "report.json")
 
 
 def _charts(sweep: SweepPaths, data: ReportData) -> dict[str, dict[str, Chart]]:
