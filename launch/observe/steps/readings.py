@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -14,54 +14,71 @@ Counts = tuple[int, int, int]
 """The numbers of captures, replays and compilations so far."""
 MOST_BEGUN = 32
 """The number of copies that wait for a mark. A program may accumulate gradients for long, or never end a step."""
+PINNED = 512
+"""The numbers in one piece of pinned memory, because to pin memory takes time. It serves some hundred steps that wait."""
 
 
 class Mark:
     """A place in a stream. It remembers that the GPU has passed it, since each question to CUDA costs time."""
 
-    def __init__(self, event: torch.cuda.Event, stream: torch.cuda.Stream) -> None:
-        self.event = event
+    def __init__(self, stream: torch.cuda.Stream, free: list[torch.cuda.Event]) -> None:
+        """Set a mark in ``stream``, by an event of ``free`` if there is one. All events of ``free`` are of the stream's device."""
+        try:
+            self._event = free.pop()
+        except IndexError:
+            self._event = torch.cuda.Event(enable_timing=True)
+        self._free = free
         self._passed = False
-        event.record(stream)
+        self._event.record(stream)
 
     def ready(self) -> bool:
-        self._passed = self._passed or bool(self.event.query())
+        self._passed = self._passed or bool(self._event.query())
         return self._passed
 
     def wait(self) -> None:
         if not self._passed:
-            self.event.synchronize()
+            self._event.synchronize()
+            self._passed = True
+
+    def milliseconds_to(self, later: Mark) -> float:
+        """Return the time between two marks that the GPU has passed, once. From then on, the event may serve another mark."""
+        milliseconds = float(self._event.elapsed_time(later._event))
+        self._free.append(self._event)
+        return milliseconds
 
 
 class Moment:
-    """The end of a step, by the host's clock and on a GPU also by a mark in the current stream."""
+    """The end of a step, by the host's clock and on a GPU also by a mark in the current stream.
 
-    def __init__(self, counts: Counts, mark: Mark | None = None) -> None:
+    ``own_seconds`` is the observer's own time so far.
+    """
+
+    def __init__(self, counts: Counts, own_seconds: float = 0.0, mark: Mark | None = None) -> None:
         self.counts = counts
+        self.own_seconds = own_seconds
         self._mark = mark
-        self._seconds = time.perf_counter()
+        self._seconds = perf_counter()
 
     def ready(self) -> bool:
         return self._mark is None or self._mark.ready()
 
     def milliseconds_since(self, before: Moment | None) -> float:
-        """Return the time since ``before``, or 0 without one. On a GPU, wait for the marks."""
+        """Return the time since ``before``, or 0 without one. On a GPU, wait for the marks. Ask once for each step, in order."""
+        if self._mark is not None:
+            self._mark.wait()
         if before is None:
             return 0.0
         if self._mark is None or before._mark is None:
             return (self._seconds - before._seconds) * 1e3
-        self._mark.wait()
-        return float(before._mark.event.elapsed_time(self._mark.event))
+        return before._mark.milliseconds_to(self._mark)
 
 
 class Copy:
-    """A device's number on its way to the host, in pinned memory that serves the next number once this one is read."""
+    """A device's number on its way to ``host``, pinned memory that serves the next number once this one is read."""
 
-    def __init__(self, free: list[Copy], dtype: torch.dtype) -> None:
+    def __init__(self, free: list[Copy], host: torch.Tensor) -> None:
         self._free = free
-        # The program may have another default device, and may report its first number in inference mode.
-        with torch.inference_mode(False):
-            self._host = torch.empty((), dtype=dtype, device="cpu", pin_memory=True)
+        self._host = host
         self._after: Mark | None = None
 
     def begin(self, value: torch.Tensor) -> None:
@@ -73,7 +90,7 @@ class Copy:
     def end_before(self, mark: Mark, stream: torch.cuda.Stream) -> None:
         """Take ``mark``, a later one in ``stream``, for the end of the copy. If the copy is in another stream, set a mark
         there."""
-        self._after = mark if self._stream == stream else Mark(torch.cuda.Event(), self._stream)
+        self._after = mark if self._stream == stream else Mark(self._stream, [])
 
     def ready(self) -> bool:
         return bool(self._after.ready() if self._after else self._stream.query())
@@ -87,22 +104,25 @@ class Copy:
 
 
 class Readings:
-    """Takes times and numbers. Steady steps allocate no pinned memory, and one event serves all copies of a step."""
+    """Takes times and numbers. Steady steps pin no memory and make no event, and one event serves all copies of a step."""
 
     def __init__(self, cuda: bool) -> None:
         self._cuda = cuda
         self._begun: list[Copy] = []
         """The copies since the last mark."""
-        self._free: dict[tuple[torch.device, torch.dtype], list[Copy]] = defaultdict(list)
+        self._copies: dict[tuple[torch.device, torch.dtype], list[Copy]] = defaultdict(list)
+        """The copies that may begin."""
+        self._events: dict[torch.device, list[torch.cuda.Event]] = defaultdict(list)
+        """The events that may serve again."""
 
-    def now(self, counts: Counts) -> Moment:
-        return Moment(counts, self._set_mark() if self._cuda else None)
+    def now(self, counts: Counts, own_seconds: float = 0.0) -> Moment:
+        return Moment(counts, own_seconds, self._set_mark() if self._cuda else None)
 
     def _set_mark(self) -> Mark:
         # Take the copies first: another thread may begin one after the mark.
         begun, self._begun = self._begun, []
         stream = torch.cuda.current_stream()
-        mark = Mark(torch.cuda.Event(enable_timing=True), stream)
+        mark = Mark(stream, self._events[stream.device])
         for copy in begun:
             copy.end_before(mark, stream)
         return mark
@@ -118,13 +138,21 @@ class Readings:
         if not value.is_cuda:
             return Known(float(value.item()))
         one = value.detach() if value.requires_grad else value
-        free = self._free[one.device, one.dtype]
+        free = self._copies[one.device, one.dtype]
         try:
             copy = free.pop()
         except IndexError:
-            copy = Copy(free, one.dtype)
+            copy, *more = _pin(free, one.dtype)
+            free.extend(more)
         copy.begin(one.reshape(()) if one.dim() else one)
         self._begun.append(copy)
         if len(self._begun) == MOST_BEGUN:
             self._set_mark()
         return copy
+
+
+def _pin(free: list[Copy], dtype: torch.dtype) -> list[Copy]:
+    """Return copies in new pinned memory, each of which returns to ``free`` when it is read."""
+    # The program may have another default device, and may report its first number in inference mode.
+    with torch.inference_mode(False):
+        return [Copy(free, one) for one in torch.empty((PINNED,), dtype=dtype, device="cpu", pin_memory=True).unbind()]

@@ -45,6 +45,7 @@ for number, batch in enumerate(data):
 
 GPU = """
 import time
+from types import SimpleNamespace
 import launch.train.telemetry.event_log as event_log
 import launch.train.telemetry.memory as memory
 from launch.contract.records.memory import Memory
@@ -76,7 +77,7 @@ class Trace:
 
 torch.cuda.graphs.CUDAGraph = torch.cuda.CUDAGraph = Graph
 torch.cuda.Event, torch.cuda.current_device = Event, lambda: 0
-torch.cuda.current_stream = lambda: None
+torch.cuda.current_stream = lambda: SimpleNamespace(device=torch.device("cuda", 0))
 torch.cuda.is_current_stream_capturing = lambda: Graph.capturing
 memory.sample, memory.reset_peaks = lambda device: Memory(1, 1), lambda device: True
 event_log.PhaseClocks, observer.StepsTrace = Clocks, Trace

@@ -27,6 +27,7 @@ class Stream:
     """A queue of work that the GPU does later. ``current`` is the current stream."""
 
     current: ClassVar[Stream]
+    device = torch.device("cuda", 0)
 
     def __init__(self) -> None:
         self.work: deque[Callable[[], object]] = deque()
@@ -44,19 +45,25 @@ class Stream:
 
 
 class Event:
-    made = 0
+    made = now = 0
+    """The number of events made so far, and the time at which the next mark is set."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         Event.made += 1
 
     def record(self, stream: Stream) -> None:
         self._stream, self._until = stream, stream.done + len(stream.work)
+        self._time = Event.now
 
     def query(self) -> bool:
         return self._stream.done >= self._until
 
     def synchronize(self) -> None:
         self._stream.run(self._until)
+
+    def elapsed_time(self, later: Event) -> float:
+        assert self.query() and later.query()
+        return float(later._time - self._time)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -84,7 +91,7 @@ def empty_pinned(shape: tuple[int, ...], dtype: torch.dtype, device: str, pin_me
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-def test_each_number_is_the_one_of_its_step_in_memory_that_serves_again(
+def test_each_number_and_time_is_the_one_of_its_step_and_memory_and_events_serve_again(
     monkeypatch: pytest.MonkeyPatch, streams: int
 ) -> None:
     """The program overwrites its tensors in each step. The test reads values at random times, before or after the GPU
@@ -92,11 +99,12 @@ def test_each_number_is_the_one_of_its_step_in_memory_that_serves_again(
     monkeypatch.setattr(torch, "empty", empty_pinned)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream.current)
-    Event.made = Pinned.made = unread = 0
+    Event.made = Pinned.made = 0
     gpu, rng = [Stream() for _ in range(streams)], random.Random(streams)
     kinds = (torch.float32, torch.bfloat16)
     tensors = [[torch.zeros(1, dtype=kind, requires_grad=True).as_subclass(OnDevice) for kind in kinds] for _ in gpu]
-    readings, waiting = Readings(cuda=True), deque[tuple[float, Any]]()
+    readings, waiting, moments = Readings(cuda=True), deque[tuple[float, Any]](), deque[Moment]()
+    before: Moment | None = None
     for step in range(1000):
         Stream.current = rng.choice(gpu)
         for number in range(40 if step == 500 else 2):
@@ -110,16 +118,19 @@ def test_each_number_is_the_one_of_its_step_in_memory_that_serves_again(
                 continue
             if rng.random() < 0.01:
                 waiting.pop()  # Nobody has read it.
-                unread += 1
             busy = rng.choice(gpu)
             busy.run(busy.done + rng.randrange(5))
             Stream.current = rng.choice(gpu)
-        readings.now((0, 0, 0))
+        Event.now = step
+        moments.append(readings.now((0, 0, 0)))
+        while len(moments) > 20 or (moments and rng.random() < 0.5):
+            assert moments[0].milliseconds_since(before) == (before is not None)
+            before = moments.popleft()
         while len(waiting) > 40 or (waiting and (waiting[0][1].ready() or rng.random() < 0.1)):
             wanted, copy = waiting.popleft()
             assert copy.read() == wanted
-    assert Pinned.made - unread <= 60
-    assert Event.made == 1001 if streams == 1 else Event.made < 3000
+    assert Pinned.made == len(kinds)
+    assert Event.made < 30 if streams == 1 else Event.made < 2000
 
 
 @pytest.mark.parametrize(
