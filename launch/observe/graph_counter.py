@@ -25,10 +25,9 @@ class GraphCounter:
         """The counts at the end of the last step."""
         self._capture_seconds = self._began = 0.0
 
-    @property
     def counts(self) -> Counts:
-        dynamo = sys.modules.get("torch._dynamo.utils")
-        frames = int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+        dynamo = None if self._cuda else sys.modules.get("torch._dynamo.utils")
+        frames = 0 if dynamo is None else dynamo.counters["stats"].get("unique_graphs", 0)
         return self.captures, self.replays, frames
 
     def restart(self) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from time import perf_counter
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -23,7 +21,9 @@ from launch.contract.spec import read_spec
 from launch.observe.graph_counter import GraphCounter
 from launch.observe.optimizers import Optimizers, identity
 from launch.observe.rank import Rank
-from launch.observe.steps.metric_log import Known, Metric, Source, columns_in_line, split_lines
+from launch.observe.steps.backlog import Backlog
+from launch.observe.steps.metric_log import Known, Later, Metric, Source, columns_in, columns_in_line, split_lines
+from launch.observe.steps.own_time import OwnTime
 from launch.observe.steps.phase_tracker import PhaseTracker
 from launch.observe.steps.readings import Moment, Readings
 from launch.observe.steps.step_groups import StepGroups
@@ -36,21 +36,7 @@ SKETCHED_STEPS = 16
 MOST_CONTRADICTIONS = 1
 """The number of contradictions to accept. A summary at the end may differ from the last step's loss."""
 
-Result = TypeVar("Result")
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
-
-
-def _counted(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Count the time of ``method`` as time of the observer."""
-
-    @functools.wraps(method)
-    def counted(self: Observer, *arguments: Any, **named: Any) -> Result:
-        begun = time.perf_counter()
-        result = method(self, *arguments, **named)
-        self._spending += time.perf_counter() - begun
-        return result
-
-    return counted
 
 
 class Observer:
@@ -69,13 +55,19 @@ class Observer:
         self._moment: Moment | None = None
         """When the last optimizer stepped."""
         self._says_steps = False
-        self._spent: list[float] = []
-        self._spending = 0.0
+        self._backlog = Backlog()
+        self._steps_left = 0
+        """The steps after which the backlog is due, because the last timed one ends."""
+        self._own_time = OwnTime()
+        self._steady: Container[int] = ()
+        """The optimizers, by id, at whose steps nothing is computed: all that are known, once the program shows its norm."""
+        self.reads = True
+        """Whether printed lines are read."""
         self._trace: StepsTrace | None = None
         self._start_counting("optimizer steps")
         # Registered first, so it is called last.
         atexit.register(self._leave)
-        os.register_at_fork(after_in_child=self._rank.forget)
+        os.register_at_fork(after_in_child=self._forget)
 
     def _start_counting(self, steps_from: str) -> None:
         self._phases = PhaseTracker(self._spec.graphed, self._spec.cuda_graph.warmup_steps)
@@ -85,61 +77,74 @@ class Observer:
 
     # --- what hooks tell ---------------------------------------------------------------------------------------------
 
-    @_counted
-    def before_optimizer(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
-        """Begin an optimizer's step. ``closure`` is whether the optimizer itself computes the gradients in the step."""
+    def before_optimizer(
+        self, optimizer: torch.optim.Optimizer, arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> None:
+        """Begin an optimizer's step with these ``arguments``, of which it is the first."""
+        begun = perf_counter()
         # The optimizer is still in the list if an exception ended its last step.
-        self._leave_optimizer(optimizer)
+        if self._stepping:
+            self._leave_optimizer(optimizer)
         self._stepping.append(id(optimizer))
+        if id(optimizer) not in self._steady:
+            self._begin_optimizer(optimizer, closure=_has_closure(arguments, named))
+        self._own_time.hooks += perf_counter() - begun
+
+    def _begin_optimizer(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
+        """Begin a step of a new optimizer, or of one whose gradients are needed: after a ``closure``, or now."""
         if self._rank.silent:
             self._rank.report_second_process()
-        if self._is_idle() or len(self._stepping) > 1:
+        if len(self._stepping) > 1 or self._is_idle():
             return
         self._rank.begin(self._phases.phase)
         self._optimizers.add(optimizer)
         if not closure:
             self._say_gradients(optimizer)
 
-    @_counted
-    def after_optimizer(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
-        if not self._leave_optimizer(optimizer) or self._stepping or self._is_idle() or self._says_steps:
-            return
-        if closure:
-            self._say_gradients(optimizer)
-        late, ends = self._groups.stepped(identity(optimizer))
-        if late and self._moment is not None:
-            self._end_step(self._moment)
-        self._moment = self._readings.now(self._graphs.counts)
-        if ends:
-            self._end_step(self._moment)
+    def after_optimizer(
+        self, optimizer: torch.optim.Optimizer, arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> None:
+        begun = perf_counter()
+        is_outermost = self._stepping[:1] == [id(optimizer)]
+        self._leave_optimizer(optimizer)
+        if is_outermost and not (self._says_steps or self._is_idle()):
+            if not self._steady and _has_closure(arguments, named):
+                self._say_gradients(optimizer)
+            self._add_end(self._end_optimizer, identity(optimizer))
+        self._own_time.hooks += perf_counter() - begun
 
-    def _leave_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Forget an optimizer's step and all steps within it. Return whether it ran."""
-        if runs := id(optimizer) in self._stepping:
+    def _leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Forget an optimizer's step and all steps within it."""
+        if id(optimizer) in self._stepping:
             del self._stepping[self._stepping.index(id(optimizer)) :]
-        return runs
 
-    @_counted
     def say_step(self, loss: Any, grad_norm: Any) -> None:
         """End a step that the program announces. From then on, steps of its optimizers do not count, not even earlier ones."""
         if self._is_idle():
             return
-        if not self._says_steps and self._lines.written and not self._lines.refused:
+        begun = perf_counter()
+        if not self._says_steps:
+            self._begin_saying()
+        self._add("loss", "launch.observe.step", _whole("loss", loss))
+        if grad_norm is not None:
+            self._add("grad_norm", "launch.observe.step", _whole("grad_norm", grad_norm))
+        self._add_end(self._end_step)
+        self._own_time.hooks += perf_counter() - begun
+
+    def _begin_saying(self) -> None:
+        self._catch_up()
+        if self._lines.written and not self._lines.refused:
             raise ProgramError(
                 "launch.observe.step was not called in the first steps: call it at the end of every step"
             )
         self._rank.begin(self._phases.phase)
-        if not self._says_steps:
-            self._says_steps = True
-            self._start_counting("launch.observe.step")
-        self._add("loss", "launch.observe.step", _whole("loss", loss))
-        if grad_norm is not None:
-            self._add("grad_norm", "launch.observe.step", _whole("grad_norm", grad_norm))
-        self._end_step(self._readings.now(self._graphs.counts))
+        self._says_steps = True
+        self._start_counting("launch.observe.step")
 
     def before_capture(self) -> None:
         if self._rank.silent or self._rank.recorder is None or not self._rank.begun:
             return
+        self._catch_up()
         if self._spec.graphed and self._phases.phase in ("warmup", "settle"):
             self._rank.recorder.enter("capture", self._phases.steps)
         self._graphs.begin_capture()
@@ -150,28 +155,78 @@ class Observer:
     def before_replay(self) -> None:
         self._graphs.replays += 1
 
-    @_counted
     def take_own(self, metric: Metric, value: Any, *, to_sum: bool = False) -> None:
         """Take what one of the program's own functions returned for the current step, or for a micro-batch of it (``to_sum``).
 
         Every rank calls such a function, so every rank also takes part in the collective ``full_tensor``, even
         if it needs no result.
         """
-        if self._is_capturing():
-            return
-        value = value.full_tensor() if hasattr(value, "full_tensor") else value
+        begun = perf_counter()
+        # The first question is quicker.
+        if type(value) is not torch.Tensor and hasattr(value, "full_tensor"):
+            if self._is_capturing():
+                return
+            value = value.full_tensor()
         if not self._is_idle():
             self._add(metric, "the program's own functions", value, to_sum=to_sum)
+        self._own_time.hooks += perf_counter() - begun
 
-    @_counted
-    def say(self, source: Source, said: Mapping[Column, float]) -> None:
-        self._say(source, said)
+    def say(self, source: Source, record: Mapping[Any, Any]) -> None:
+        """Take what the program logged after a step, by its own names. Numbers are read now, because tensors may change."""
+        begun = perf_counter()
+        said = columns_in(record)
+        if said.keys() & {"loss", "grad_norm"}:
+            self._say(source, said)
+        self._own_time.hooks += perf_counter() - begun
+
+    def say_scalar(self, source: Source, metric: Metric, value: Any, step: Any) -> None:
+        """Take a single value that the program logged after a step, like :meth:`say` but quicker."""
+        begun = perf_counter()
+        said: dict[Column, Any] = {metric: value} if step is None else {metric: value, "step": step}
+        is_plain = type(value) is float and (step is None or type(step) is int)
+        self._say(source, said if is_plain else columns_in(said))
+        self._own_time.hooks += perf_counter() - begun
 
     def _say(self, source: Source, said: Mapping[Column, float]) -> None:
-        """Take what the program logged or printed after a step. During a capture there is no loss."""
-        if self._is_idle() or not said.keys() & {"loss", "grad_norm"}:
-            return
+        # During a capture there is no loss.
+        if not self._is_idle() and self._backlog.add(self._take, source, said):
+            self._catch_up()
+
+    def read(self, text: str, rest: list[str]) -> None:
+        """Read printed text after ``rest``, if no better source is known. ``rest`` becomes the incomplete last line."""
+        begun = perf_counter()
+        if not self._is_idle() and self._backlog.add(self._take_printed, text, rest):
+            self._catch_up()
+        self._own_time.hooks += perf_counter() - begun
+
+    def excepthook(self, then: ExceptHook) -> ExceptHook:
+        """Return a hook that records an uncaught exception, then calls ``then``."""
+
+        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            self._fail(error)
+            then(kind, error, trace)
+
+        return hook
+
+    # --- what waits --------------------------------------------------------------------------------------------------
+
+    def _catch_up(self) -> None:
+        """Process what hooks have read, and determine how much may wait from now on."""
+        self._backlog.process(self._lines.flush)
+        rank, phases, log = self._rank, self._phases, self._lines.log
+        timed = phases.phase == "measure" and not rank.done
+        self._steps_left = self._spec.training.steps - phases.steps
+        self._backlog.may_wait = timed and self._steps_left > 0
+        shown = log.source("grad_norm") not in (None, "computed by the observer")
+        self._steady = self._optimizers.seen if timed and shown else ()
+        self.reads = not (rank.silent or rank.done or self._lines.refused) and (
+            log.wants("loss", "printed") or log.wants("grad_norm", "printed")
+        )
+
+    def _take(self, source: Source, said: Mapping[Column, float]) -> None:
         log = self._lines.log
+        if self._rank.done or not said.keys() & {"loss", "grad_norm"}:
+            return
         log.say(source, said, self._running)
         if len(log.contradictions) > MOST_CONTRADICTIONS:
             raise ProgramError(
@@ -180,37 +235,29 @@ class Observer:
             )
         self._write_steps()
 
-    @_counted
-    def read(self, text: str, rest: str) -> str:
-        """Read printed text after ``rest``, if no better source is known. Return the incomplete last line."""
-        if not self._wants_printed:
-            return ""
-        lines, rest = split_lines(text, rest)
+    def _take_printed(self, text: str, rest: list[str]) -> None:
+        lines, rest[0] = split_lines(text, rest[0])
         for line in lines:
-            if said := columns_in_line(line, self._spec.command.pattern):
-                self._say("printed", said)
-        return rest
+            self._take("printed", columns_in_line(line, self._spec.command.pattern))
 
-    @property
-    def _wants_printed(self) -> bool:
-        rank, log = self._rank, self._lines.log
-        if rank.silent or rank.done or self._lines.refused:
-            return False
-        return log.wants("loss", "printed") or log.wants("grad_norm", "printed")
-
-    def excepthook(self, then: ExceptHook) -> ExceptHook:
-        """Return a hook that records an uncaught exception, then calls ``then``."""
-
-        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            self._rank.fail(error)
-            then(kind, error, trace)
-
-        return hook
+    def _take_number(self, metric: Metric, source: Source, number: Later, to_sum: bool) -> None:
+        log = self._lines.log
+        (log.add_to if to_sum else log.add)(metric, source, self._running, number)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
+    def _end_optimizer(self, optimizer: int, moment: Moment) -> None:
+        """End an optimizer's step, and the training step that ends with it or before it."""
+        late, ends = self._groups.stepped(optimizer)
+        if late and self._moment is not None:
+            self._end_step(self._moment)
+        self._moment = moment
+        if ends:
+            self._end_step(moment)
+
     def _is_idle(self) -> bool:
-        return self._rank.silent or self._rank.done or self._is_capturing()
+        rank = self._rank
+        return rank.silent or rank.done or rank.failed or (self._cuda and torch.cuda.is_current_stream_capturing())
 
     def _is_capturing(self) -> bool:
         return self._cuda and torch.cuda.is_current_stream_capturing()
@@ -222,10 +269,11 @@ class Observer:
 
     def _end_step(self, moment: Moment) -> None:
         recorder, spec, phases = self._rank.recorder, self._spec, self._phases
-        if recorder is None:
+        if recorder is None or self._rank.done:
             return
         graphs, replays = self._graphs.since_last_step(moment.counts)
         phase = phases.end_step(graphs, replays)
+        self._own_time.end_step(moment.own_seconds, timed=phase == "measure")
         if phase != "measure" or not spec.graphed:
             self._graphs.graphs += graphs
         self._lines.end_step(moment, phase)
@@ -235,8 +283,6 @@ class Observer:
             if phases.phase == "settle" != phase:
                 self._optimizers.write_digest(recorder)
             recorder.enter(phases.phase, phases.steps)
-        self._spent.append(self._spending)
-        self._spending = 0.0
         self._write_steps()
 
     def _prove(self, recorder: Recorder) -> None:
@@ -244,16 +290,23 @@ class Observer:
         recorder.enter("probe", self._phases.steps)
         self._optimizers.write_digest(recorder)
         recorder.write("proof", graphs=self._graphs.stats(self._phases))
-        cost = median(self._spent) * 1e6 if self._spent else 0.0
-        recorder.note(f"the observer took {cost:.0f} us per step (median)")
+        if cost := self._own_time.describe():
+            recorder.note(cost)
         if self._cuda:
             self._trace = StepsTrace()
 
+    def _add_end(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Add a call that ends at most one step, and which also needs the moment."""
+        moment = self._readings.now(self._graphs.counts(), self._own_time.hooks)
+        self._steps_left -= 1
+        if self._backlog.add(call, *arguments, moment) or self._steps_left <= 0:
+            self._catch_up()
+
     def _add(self, metric: Metric, source: Source, value: Any, *, to_sum: bool = False) -> None:
-        log = self._lines.log
-        if log.wants(metric, source):
+        if self._lines.log.wants(metric, source):
             number = Known(0.0) if self._lines.refused else self._readings.later(value)
-            (log.add_to if to_sum else log.add)(metric, source, self._running, number)
+            if self._backlog.add(self._take_number, metric, source, number, to_sum):
+                self._catch_up()
 
     def _say_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Sketch the gradients of the first steps, outside timed steps. Compute their norm if the program does not show it."""
@@ -265,9 +318,12 @@ class Observer:
                 recorder.write("gradients", sketch=StepSketch(self._running, gradients))
             except (RuntimeError, TypeError, NotImplementedError) as error:
                 recorder.note(f"gradients have no sketch, so those of the first replays are not compared: {error}")
-        shown = self._lines.log.source("grad_norm") not in (None, "computed by the observer")
-        if not shown and (norm := self._optimizers.norm()) is not None:
-            self._add("grad_norm", "computed by the observer", norm)
+        if self._lines.log.source("grad_norm") in (None, "computed by the observer"):
+            begun = perf_counter()
+            norm = self._optimizers.norm()
+            self._own_time.end_norm(perf_counter() - begun, timed=phases.phase == "measure")
+            if norm is not None:
+                self._add("grad_norm", "computed by the observer", norm)
 
     def _write_steps(self, *, at_end: bool = False) -> None:
         """Write each step whose metrics are known. After the last step, complete the run's records."""
@@ -282,18 +338,39 @@ class Observer:
             recorder.enter("teardown", self._phases.steps)
         rank.done = True
 
+    def _forget(self) -> None:
+        """In a forked child, keep nothing of this process's steps."""
+        self._rank.forget()
+        self._backlog, self._steady = Backlog(), ()
+
+    def _fail(self, error: BaseException) -> None:
+        """Record the error that ends the program, or the one that ended it earlier if a reading that waits shows it."""
+        try:
+            # An error of the observer's own ended the program. What follows it no longer counts.
+            if not (self._rank.silent or isinstance(error, OrchestratorError)):
+                self._catch_up()
+        except (OrchestratorError, OSError) as earlier:
+            error = earlier
+        except RuntimeError:
+            # CUDA does not answer any more after some errors. The program's own error says why.
+            pass
+        self._rank.fail(error)
+
     def _leave(self) -> None:
         """Write the remaining records at the end of the process."""
         rank = self._rank
         if rank.silent or rank.recorder is None:
             return
         if (error := getattr(sys, "last_value", None)) is not None:
-            rank.fail(error)
+            self._fail(error)
         if not (rank.done or rank.failed):
             try:
+                self._catch_up()
                 self._write_rest()
             except OrchestratorError as fault:
                 rank.fail(fault)
+            finally:
+                self._lines.flush()
         if rank.done and not rank.failed:
             rank.recorder.leave()
 
@@ -311,13 +388,18 @@ class Observer:
             raise ProgramError(self._lines.why_incomplete(self._graphs.replays))
 
 
+def _has_closure(arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Return whether an optimizer, the first argument, computes the gradients in its step."""
+    return callable(arguments[1] if len(arguments) > 1 else named.get("closure"))
+
+
 def _whole(name: str, value: Any) -> Any:
     """Return ``value``, or what a DTensor holds on every rank.
 
     Raises:
         ProgramError: each rank holds a part. The observer collects none, because the program may report on one rank alone.
     """
-    if not hasattr(value, "full_tensor"):
+    if type(value) is torch.Tensor or not hasattr(value, "full_tensor"):
         return value
     if all(placement.is_replicate() for placement in value.placements):
         return value.to_local()

@@ -14,11 +14,11 @@ from launch.train.telemetry.parameter_digest import digest_parameters
 
 class Optimizers:
     def __init__(self) -> None:
-        self._seen: dict[int, torch.optim.Optimizer] = {}
+        self.seen: dict[int, torch.optim.Optimizer] = {}
         self._names: dict[int, Mapping[int, str]] = {}
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        self._seen[id(optimizer)] = optimizer
+        self.seen[id(optimizer)] = optimizer
 
     def sketch(self, optimizer: torch.optim.Optimizer) -> tuple[GradientSketch, ...]:
         """Return sketches of the gradients of ``optimizer``. The host waits."""
@@ -28,13 +28,13 @@ class Optimizers:
 
     def norm(self) -> torch.Tensor | None:
         """Return the norm of this rank's own parts of all gradients, or None if there are none."""
-        found = (gradient_of(one) for one in _parameters(self._seen.values()))
+        found = (gradient_of(one) for one in _parameters(self.seen.values()))
         gradients = [own_part(gradient) for gradient in found if gradient is not None]
         return torch.nn.utils.get_total_norm(gradients) if gradients else None
 
     def write_digest(self, recorder: Recorder) -> None:
         """Write a digest of this rank's own parts of the parameters, which shows whether the optimizer changes any."""
-        parameters = [own_part(one.detach()) for one in _parameters(self._seen.values())]
+        parameters = [own_part(one.detach()) for one in _parameters(self.seen.values())]
         if not parameters:
             recorder.note("no optimizer was seen, so it is unknown whether parameters change")
             return
@@ -46,7 +46,10 @@ class Optimizers:
 
 def identity(optimizer: torch.optim.Optimizer) -> int:
     """Return the id of the first parameter, which an optimizer shares with one that it replaces."""
-    return next((id(group["params"][0]) for group in optimizer.param_groups if group["params"]), id(optimizer))
+    for group in optimizer.param_groups:
+        if parameters := group["params"]:
+            return id(parameters[0])
+    return id(optimizer)
 
 
 def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:

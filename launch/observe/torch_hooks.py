@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from launch.contract.metric_names import column_of
 from launch.observe.import_hook import after_import
-from launch.observe.steps.metric_log import columns_in
 
 if TYPE_CHECKING:
     from launch.observe.observer import Observer
@@ -20,16 +20,8 @@ def install(torch: ModuleType, observer: Observer) -> None:
     # torch.optim deletes its attribute for this module.
     optimizers = sys.modules["torch.optim.optimizer"]
 
-    def has_closure(arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:
-        # The first argument is the optimizer.
-        return callable(arguments[1] if len(arguments) > 1 else named.get("closure"))
-
-    optimizers.register_optimizer_step_pre_hook(
-        lambda optimizer, arguments, named: observer.before_optimizer(optimizer, closure=has_closure(arguments, named))
-    )
-    optimizers.register_optimizer_step_post_hook(
-        lambda optimizer, arguments, named: observer.after_optimizer(optimizer, closure=has_closure(arguments, named))
-    )
+    optimizers.register_optimizer_step_pre_hook(observer.before_optimizer)
+    optimizers.register_optimizer_step_post_hook(observer.after_optimizer)
     graph = torch.cuda.graphs.CUDAGraph
     graph.capture_begin = _before(graph.capture_begin, observer.before_capture)
     graph.capture_end = _after(graph.capture_end, lambda *_: observer.after_capture())
@@ -72,8 +64,8 @@ def _after(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[
 
 def _hook_writer(writer: Any, observer: Observer) -> None:
     def tell(_: Any, _self: Any, tag: str, value: Any, step: Any = None, *_rest: Any) -> None:
-        said: dict[str, Any] = {tag: value} | ({} if step is None else {"step": step})
-        observer.say("its logger", columns_in(said))
+        if (column := column_of(str(tag))) in ("loss", "grad_norm"):
+            observer.say_scalar("its logger", column, value, step)
 
     writer.add_scalar = _after(writer.add_scalar, tell)
 
@@ -82,7 +74,7 @@ def _hook_logger(logger: Any, method: str, observer: Observer) -> None:
     """Observe a method of ``logger`` that takes a mapping of metrics, and perhaps their step."""
 
     def tell(_: Any, _self: Any, metrics: Mapping[str, Any], step: Any = None, *_rest: Any) -> None:
-        observer.say("its logger", columns_in({**metrics, **({} if step is None else {"step": step})}))
+        observer.say("its logger", {**metrics, **({} if step is None else {"step": step})})
 
     setattr(logger, method, _after(getattr(logger, method), tell))
 
@@ -98,7 +90,8 @@ def _hook_stream(stream: Any, observer: Observer) -> None:
 
     def read(text: str) -> Any:
         written = write(text)
-        rest[0] = observer.read(text, rest[0])
+        if observer.reads:
+            observer.read(text, rest)
         return written
 
     stream.write = read

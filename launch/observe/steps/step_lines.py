@@ -23,7 +23,10 @@ MOST_WAITING = 10_000
 
 
 class StepLines:
-    """Writes the steps of a run. ``written`` counts the steps on disk. ``last`` is the number of steps that end the run."""
+    """Makes the lines of a run's steps, and writes them.
+
+    ``written`` counts the steps whose lines are made. ``last`` is the number of steps that end the run.
+    """
 
     def __init__(self, rank: Rank, spec: RunSpec, steps_from: str) -> None:
         self.log = MetricLog()
@@ -36,6 +39,8 @@ class StepLines:
         self._before: Moment | None = None
         """The end of the last step that is written."""
         self._file: JsonLines | None = None
+        self._texts: list[str] = []
+        """The lines to write."""
         self.refused = False
         """Whether this rank's metrics are of no use, because another rank writes them."""
 
@@ -62,14 +67,14 @@ class StepLines:
             self._waiting[place] = (moment, "warmup" if phase == "settle" else phase)
 
     def write(self, replays: int, *, at_end: bool = False) -> bool:
-        """Write the steps whose metrics are known. Return whether the run is complete.
+        """Make the lines of the steps whose metrics are known. Return whether the run is complete.
 
         Args:
             replays: the number of graph replays so far.
             at_end: whether nothing more will become known.
 
         Raises:
-            NumericError: a number is not finite. Its step is on disk.
+            NumericError: a number is not finite. Its step has a line.
             ProgramError: too many steps wait for their metrics.
         """
         complete = self.ended >= self.last
@@ -84,6 +89,12 @@ class StepLines:
             self._drop()
         return complete and (self.written == timed or self._others_write())
 
+    def flush(self) -> None:
+        """Write all lines at once, because each call of the file system takes time."""
+        if self._file is not None and self._texts:
+            self._file.write_line("\n".join(self._texts))
+            self._texts.clear()
+
     def _drop(self) -> None:
         """Drop the steps that wait."""
         for step in range(self.written, self.ended):
@@ -97,12 +108,12 @@ class StepLines:
         loss, norm = self.log.at("loss", step), self.log.at("grad_norm", step)
         if loss is None or norm is None or not (wait or (moment.ready() and loss.ready() and norm.ready())):
             return False
-        file = self._file = self._file or self._create()
-        if file is None:
+        self._file = self._file or self._create()
+        if self._file is None:
             return False
         milliseconds = moment.milliseconds_since(self._before)
         numbers = StepMetrics(step, loss.read(), norm.read(), milliseconds, self._tokens, phase)
-        file.write_line(numbers.line())
+        self._texts.append(numbers.line())
         self.log.forget(step)
         self._waiting.popleft()
         self._before = moment
