@@ -69,12 +69,8 @@ class ForkServers:
 
 
 def imports(spec: RunSpec) -> tuple[str, ...]:
-    """Return the engine, and Inductor if all runs of the bundle import it.
-
-    Megatron-Core imports it too. It is not imported here itself, because Transformer Engine uses CUDA while it is imported.
-    """
-    compiles = spec.training.compile != "none" or spec.engine == "megatron"
-    return (spec.engine, INDUCTOR) if compiles else (spec.engine,)
+    """Return the engine, and Inductor if all runs of the bundle import it."""
+    return (spec.engine, INDUCTOR) if spec.training.compile != "none" else (spec.engine,)
 
 
 class ForkServer:

@@ -25,22 +25,14 @@ from launch.common.parent_death import PARENT, die_with_parent
 WORKER = "launch.train.worker"
 ORDER_BYTES = 1 << 20
 """More bytes than an order has, which names the ranks' places, the folder of their attempt, and its log."""
-WHILE_IMPORTING = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCH_WARM_POOL": "0"}
-"""Variables of the imports: PyTorch asks NVML whether there are GPUs, because a fork cannot use CUDA after its parent has, and
-Inductor starts no processes that compile."""
 
 
 def main(engine: str, *modules: str) -> None:
     # Imported modules are never freed, so do not search them for reference cycles (launch/train/worker.py).
     gc.disable()
-    inherited = {name: os.environ[name] for name in WHILE_IMPORTING if name in os.environ}
-    os.environ.update(WHILE_IMPORTING)
     worker = importlib.import_module(WORKER)
     for module in (worker.ENGINES[engine], *modules):
         importlib.import_module(module)
-    for name in WHILE_IMPORTING:
-        del os.environ[name]
-    os.environ.update(inherited)
     if reason := unfit():
         sys.stderr.write(f"ranks cannot be forks of a process that has imported engine {engine}: {reason}\n")
         # End the processes that imports started, too.
@@ -61,8 +53,7 @@ def unfit() -> str:
     """
     torch = sys.modules["torch"]
     files = {os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")}
-    # CUDA opens this file. NVML does not.
-    if torch.cuda.is_initialized() or "/dev/nvidia-uvm" in files:
+    if torch.cuda.is_initialized() or any(file.startswith("/dev/nvidia") for file in files):
         return "an import used CUDA"
     # Before a fork, OpenBLAS ends its idle threads by a handler of its own. It starts them again when it needs them.
     if (child := os.fork()) == 0:
