@@ -9,10 +9,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from launch import ROOT
 from launch.common.redact import redact
 
 _FOLDER = Path(__file__).resolve().parent
-_CHECKOUT = _FOLDER.parents[2]
 _LOOKING = frozenset(str(_FOLDER / name) for name in ("source_line.py", "dispatch_trace.py", "capture_blockers.py"))
 """Files that inspect other code, and so are never the cause."""
 
@@ -27,7 +27,7 @@ class Line(NamedTuple):
     @property
     def name(self) -> str:
         """The file relative to the checkout."""
-        return Path(self.file).relative_to(_CHECKOUT).as_posix() if self.file else ""
+        return Path(self.file).relative_to(ROOT).as_posix() if self.file else ""
 
     @property
     def code(self) -> str:
@@ -51,5 +51,5 @@ def current_user_line() -> Line:
 def _is_ours(file: str) -> bool:
     # A site-packages folder below the checkout has foreign code. The checkout itself may lie inside a site-packages folder.
     path = Path(file)
-    ours = path.is_relative_to(_CHECKOUT) and "site-packages" not in path.relative_to(_CHECKOUT).parts
+    ours = path.is_relative_to(ROOT) and "site-packages" not in path.relative_to(ROOT).parts
     return ours and file not in _LOOKING
