@@ -6,9 +6,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from analysis.compare.cell_changes import SPEED_LOSS, judge_alone, unsure_speeds
-from analysis.compare.golden import golden_to_json, read_golden
-from analysis.compare.junit import junit_of_report
 from launch.common.atomic_files import read_json, write_bytes, write_json
 from launch.common.command_line import Parser
 from launch.contract.paths import SweepPaths
@@ -59,6 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _write_exports(
     paths: SweepPaths, recipe: str, junit: Path | None, golden_file: Path | None, *, allow_empty: bool
 ) -> None:
+    # Imported late: it loads the code that judges, and most commands export nothing.
+    from analysis.compare.cell_changes import SPEED_LOSS, judge_alone, unsure_speeds
+    from analysis.compare.golden import golden_to_json, read_golden
+    from analysis.compare.junit import junit_of_report
+
     golden = read_golden(read_json(paths.report / "report.json"))
     if junit:
         write_bytes(junit, junit_of_report(golden, recipe, allow_empty=allow_empty))
