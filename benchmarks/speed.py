@@ -38,6 +38,23 @@ sweep:
 """
 """250 seeds, 5 rates, 2 precisions, eager and compiled, 2 repeats: 10,000 runs."""
 
+GPU_RECIPE = """\
+name: ten_thousand_on_gpus
+engine: torch_native
+model: {preset: tiny_dense}
+training: {steps: 120, precision: bf16}
+resources: {device: cuda}
+repeats: 2
+sweep:
+  grid:
+    training.seed: [%s]
+    training.learning_rate: [1.0e-3, 2.0e-3, 3.0e-3, 4.0e-3, 5.0e-3]
+    cuda_graph: [{impl: torch}]
+"""
+"""500 seeds, 5 rates, eager and graphed, 2 repeats: 10,000 runs, whose GPU memory is forecast."""
+PROFILE = "partition: gpu\ngpu_memory_gib: 80\n"
+"""A cluster with the least that a forecast needs."""
+
 WRITE = """\
 from pathlib import Path
 from launch.contract.plan import read_plan
@@ -106,6 +123,10 @@ def write_records(root: Path, workloads: int, steps: int) -> None:
 def rows(folder: Path, repeats: int) -> list[Row]:
     recipe = folder / "ten_thousand.yaml"
     recipe.write_text(RECIPE % ", ".join(map(str, range(250))))
+    gpu_recipe, profile = folder / "on_gpus.yaml", folder / "cuda-graph-orchestrator" / "clusters" / "site.yaml"
+    gpu_recipe.write_text(GPU_RECIPE % ", ".join(map(str, range(500))))
+    profile.parent.mkdir(parents=True)
+    profile.write_text(PROFILE)
     status, reports = folder / "status", folder / "reports"
     write_records(status / "many_runs", workloads=2500, steps=10)
     write_records(reports / "two_thousand", workloads=500, steps=120)
@@ -113,6 +134,7 @@ def rows(folder: Path, repeats: int) -> list[Row]:
     return [
         measure("--help", "0.1 s", orchestrator("--help"), repeats),
         measure("plan of 10,000 runs", "2 s", orchestrator("plan", str(recipe)), repeats),
+        measure("the same, with forecasts of GPU memory", "5 s", ["env", f"XDG_CONFIG_HOME={folder}", *orchestrator("plan", str(gpu_recipe), "--executor", "slurm", "--cluster", "site")], repeats),
         measure("status of 10,000 recorded runs", "1 s", orchestrator("status", "many_runs", "--store", str(status)), repeats),
         measure("prune --dry-run of the same", "", orchestrator("prune", "many_runs", "--keep", "reports", "--dry-run", "--store", str(status)), repeats),
         measure("report of 2,000 runs of 120 steps", "15 s", orchestrator("report", "two_thousand", "--store", str(reports)), repeats),
