@@ -36,6 +36,11 @@ RULES: tuple[Rule, ...] = (
         fix="Write the flags that turn graphs on under command.graphs: {none: [], my_graphs: [--flag]}.",
     ),
     CommandRule(
+        "command.optimizer", ("cuda_graph.optimizer",), "no framework here gets a flag that captures the optimizer",
+        lambda spec: spec.cuda_graph.optimizer,
+        fix="Set cuda_graph.optimizer=false, and write the program's own flag for it under command.graphs.",
+    ),
+    CommandRule(
         "command.unused", (), "the program gets only fields whose placeholders are in its command",
         lambda spec: () if spec.made_elsewhere else unused_settings(spec),
         fix="Write each name in braces, such as {learning_rate}, in command.run or command.flags, or leave the field out.",

@@ -52,6 +52,7 @@ RULES: tuple[Rule, ...] = (
         lambda spec: bool(spec.cuda_graph.scope) and not spec.cuda_graph.implementation.takes_scope,
         fix="Leave cuda_graph.scope out, or use transformer_engine, or torch on torch_native.",
         source=f"{CONFIG}:1738; {MCORE}pipeline_parallel/schedules.py:693 (scopes with full_iteration)",
+        engines=("torch_native", "megatron", "command"),
     ),
     Rule(
         "scope.optimizer", ("cuda_graph.optimizer", "engine", "cuda_graph.impl"),

@@ -12,11 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.contract.spec import SECTIONS, CudaGraph, Data, Fault, Model, Parallelism, Placement, RunSpec, Training
+from launch.contract.spec import (
+    SECTIONS,
+    Command,
+    CudaGraph,
+    Data,
+    Fault,
+    Model,
+    Parallelism,
+    Placement,
+    RunSpec,
+    Training,
+)
 from launch.support import unsupported
 from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load
-from orchestrator.rules import RULES, as_markdown, violations
+from orchestrator.rules import RULES, as_markdown, refusals, violations
 
 ROOT = Path(__file__).parents[4]
 RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml"))
@@ -608,3 +619,15 @@ def test_judging_never_fails_and_every_reason_says_all(value: RunSpec) -> None:
 def test_an_eager_twin_violates_nothing_that_its_graphed_cell_does_not(value: RunSpec) -> None:
     twin = dataclasses.replace(value, cuda_graph=CudaGraph(warmup_steps=value.cuda_graph.warmup_steps))
     assert violated(twin) <= violated(value)
+
+
+@pytest.mark.parametrize(
+    ("graph", "rule"),
+    [
+        (CudaGraph("torch_compile", ("attn",)), "scope.not_taken"),
+        (CudaGraph("torch_compile", optimizer=True), "command.optimizer"),
+    ],
+)
+def test_a_users_program_has_no_flag_for_what_its_graphs_would_ignore(graph: CudaGraph, rule: str) -> None:
+    command = Command("huggingface", "train.py")
+    assert [reason.rule for reason in refusals(RunSpec(engine="command", command=command, cuda_graph=graph))] == [rule]
