@@ -15,6 +15,8 @@ from launch.frameworks.framework import Flags
 
 PROBED_STEPS = 3
 """The number of steps after the timed ones that the profiler traces, on a GPU."""
+HOST_STEPS = 3
+"""The number of steps before the traced ones in which ``advise`` measures the host's time, on a GPU."""
 PLACES = ("output", "python", "node_rank", "master_addr", "master_port")
 """Placeholders that are filled in when a run starts: its own folder, the supervisor's Python, and the ranks' rendezvous."""
 _SECTIONS = {"training": Training, "parallelism": Parallelism, "placement": Placement}
@@ -73,8 +75,10 @@ def script_of(words: Sequence[str]) -> str:
 
 
 def observed_steps(spec: RunSpec) -> int:
-    """Return the number of steps that the program must run: the recipe's steps, and on a GPU also the profiled ones."""
-    return spec.training.steps + (PROBED_STEPS if spec.placement.device == "cuda" else 0)
+    """Return the number of steps that the program must run: the recipe's steps, and on a GPU also those of the profiler."""
+    if spec.placement.device != "cuda":
+        return spec.training.steps
+    return spec.training.steps + PROBED_STEPS + (HOST_STEPS if spec.inspect else 0)
 
 
 def _words(spec: RunSpec) -> tuple[str, ...]:

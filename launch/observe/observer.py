@@ -19,6 +19,7 @@ from launch.contract.paths import AttemptPaths
 from launch.contract.records.gradient_sketch import StepSketch
 from launch.contract.spec import read_spec
 from launch.observe.graph_counter import GraphCounter
+from launch.observe.inspected_steps import InspectedSteps
 from launch.observe.optimizers import Optimizers, identity
 from launch.observe.rank import Rank
 from launch.observe.steps.backlog import Backlog
@@ -64,6 +65,7 @@ class Observer:
         self.reads = True
         """Whether printed lines are read."""
         self._trace: StepsTrace | None = None
+        self._inspected: InspectedSteps | None = None
         self._start_counting("optimizer steps")
         # Registered first, so it is called last.
         atexit.register(self._leave)
@@ -283,6 +285,8 @@ class Observer:
             if phases.phase == "settle" != phase:
                 self._optimizers.write_digest(recorder)
             recorder.enter(phases.phase, phases.steps)
+        elif self._inspected is not None:
+            self._inspected.end_step()
         self._write_steps()
 
     def _prove(self, recorder: Recorder) -> None:
@@ -292,7 +296,9 @@ class Observer:
         recorder.write("proof", graphs=self._graphs.stats(self._phases))
         if cost := self._own_time.describe():
             recorder.note(cost)
-        if self._cuda:
+        if self._cuda and self._spec.inspect:
+            self._inspected = InspectedSteps(recorder)
+        elif self._cuda:
             self._trace = StepsTrace()
 
     def _add_end(self, call: Callable[..., None], *arguments: Any) -> None:

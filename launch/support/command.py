@@ -13,9 +13,8 @@ SETTLE_STEPS = 2
 
 RULES: tuple[Rule, ...] = (
     CommandRule(
-        "command.inspect", ("inspect", "layer_check_steps"),
-        "advise and bisect --layers can inspect only steps of this project's engines",
-        lambda spec: spec.inspect or bool(spec.layer_check_steps),
+        "command.layers", ("layer_check_steps",), "bisect --layers can check only layers of this project's engines",
+        lambda spec: bool(spec.layer_check_steps),
         fix="Sweep the program's graphs, or bisect their scope.",
     ),
     CommandRule(

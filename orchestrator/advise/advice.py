@@ -17,7 +17,7 @@ from analysis.records.run import Attempt, Run
 from launch.common.atomic_files import members
 from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_PARTS
 from launch.contract.plan import Cell, Reason
-from launch.contract.records.inspection import KINDS, Finding, Inspection, Kernels
+from launch.contract.records.inspection import KINDS, Finding, FindingKind, Inspection, Kernels
 from launch.contract.spec import CudaGraph
 
 Worth = Literal["much", "some", "little", "unknown"]
@@ -41,7 +41,9 @@ class Advice:
         unmeasured: why there is no ``step``. Empty if there is one, and on a CPU.
         findings: those of all ranks, each line once. None if a rank was not inspected.
         rejected: the labels of the graph configurations that each reason rejects.
+        sought: the kinds of findings that every rank looked for. Nothing is known of the others.
         unplaced_waits: how often per step the host waits for the device at a line that PyTorch does not report.
+        own_graphs: how many graphs the eager command of a user's program captured itself.
     """
 
     cell: Cell
@@ -49,14 +51,21 @@ class Advice:
     unmeasured: str
     kernels: Kernels | None
     findings: tuple[Finding, ...] | None
+    sought: tuple[FindingKind, ...]
     unplaced_waits: float
     recompilations: int
+    own_graphs: int
     points: tuple[CudaGraph, ...]
     rejected: Mapping[Reason, tuple[str, ...]]
 
     @property
     def on_cpu(self) -> bool:
         return bool(self.cell.spec["placement"]["device"] == "cpu")
+
+    @property
+    def of_program(self) -> bool:
+        """Whether the steps are those of a user's program."""
+        return bool(self.cell.spec["engine"] == "command")
 
     @property
     def worth(self) -> Worth:
@@ -116,8 +125,10 @@ def _advise_cell(cell: Cell, runs: Sequence[Run], candidates: Candidates) -> Adv
         step if isinstance(step, str) else "",
         max((one.kernels for one in inspections.values() if one.kernels), key=lambda found: found.number, default=None),
         _merge_findings(inspections, cell.run_spec.parallelism.world_size),
+        tuple(kind for kind in KINDS if inspections and all(kind in one.sought for one in inspections.values())),
         max(map(_unplaced_waits, inspections.values()), default=0.0),
         max((one.recompilations for one in inspections.values()), default=0),
+        _count_own_graphs(cell, attempt),
         (),
         _group_rejections(candidates),
     )
@@ -167,6 +178,13 @@ def _merge_findings(inspections: Mapping[int, Inspection], ranks: int) -> tuple[
             before = merged.setdefault((found.kind, found.file, found.line), found)
             merged[found.kind, found.file, found.line] = replace(before, count=max(before.count, found.count))
     return tuple(sorted(merged.values(), key=lambda found: KINDS.index(found.kind)))
+
+
+def _count_own_graphs(cell: Cell, attempt: Attempt | None) -> int:
+    # On a CPU, and in an engine of this project, an eager run may be compiled on purpose.
+    if attempt is None or cell.spec["engine"] != "command" or cell.spec["placement"]["device"] == "cpu":
+        return 0
+    return max((proof.graphs for proof in attempt.proofs.values()), default=0)
 
 
 def _unplaced_waits(inspection: Inspection) -> float:
@@ -233,14 +251,16 @@ def _to_json(advice: Advice) -> dict[str, Any]:
             **members(step, "launch_bound", "not_computing", "largest_speedup", "largest_speedup_computing"),
         },
         "kernels": kernels and {**members(kernels), "share_below_50_us": kernels.share_below(SHORT_US)},
-        **members(advice, "findings", "unplaced_waits", "recompilations"),
+        **members(advice, "findings", "sought", "unplaced_waits", "recompilations", "own_graphs"),
         "points": [recipe_point(graph) for graph in advice.points],
         "rejected": [{**members(reason), "labels": labels} for reason, labels in advice.rejected.items()],
     }  # fmt: skip
 
 
 def recipe_point(graph: CudaGraph) -> dict[str, Any]:
-    """Return ``graph`` as a point of a recipe's sweep."""
+    """Return ``graph`` as a point of a recipe's sweep, or as the field that names it if it is the recipe's own."""
+    if graph.name:
+        return {f"command.graphs.{graph.name}": list(graph.arguments)}
     fields: dict[str, Any] = {"cuda_graph.impl": graph.impl}
     if graph.implementation.takes_scope:
         fields["cuda_graph.scope"] = list(graph.scope)

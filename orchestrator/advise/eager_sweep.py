@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -13,14 +13,16 @@ from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_SETS
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
 from launch.contract.spec import CudaGraph, RunSpec
+from launch.frameworks.megatron_spec import megatron_spec
 from launch.support import known_faults, unsupported
+from launch.support.rule import judge
 from orchestrator.advise.advice import Candidates, advice_to_json, advise
 from orchestrator.advise.render import render
 from orchestrator.output.report import print_document
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.fields import OtherTrackers, Tracking
 from orchestrator.recipe.recipe import Recipe
-from orchestrator.rules import graph_scope, violations
+from orchestrator.rules import graph_capture, graph_scope, violations
 from orchestrator.rules.training import CAPTURE_STEPS, SETTLE_STEPS
 from orchestrator.sweeps.store import report_disk_errors
 
@@ -48,36 +50,52 @@ def _shorten(spec: RunSpec) -> RunSpec:
     return replace(spec, training=training, inspect=True, profile="none")
 
 
-def list_candidates(eager: RunSpec) -> Candidates:
-    """Return every graph configuration that means something for the model and engine of ``eager``.
+def own_graphs(cells: Sequence[ResolvedCell]) -> tuple[CudaGraph, ...]:
+    """Return the graphs that a recipe with engine command names itself, under ``command.graphs``."""
+    return tuple(dict.fromkeys(cell.spec.cuda_graph for cell in cells if cell.spec.cuda_graph.name))
+
+
+def list_candidates(eager: RunSpec, own: Sequence[CudaGraph] = ()) -> Candidates:
+    """Return the recipe's ``own`` graphs, or every graph configuration that means something for the model and engine.
 
     Each has the reasons why it cannot work, except those that hold for the eager run too.
     """
-    own = set(_reasons(eager))
-    warmup_steps = eager.cuda_graph.warmup_steps
-    specs = (
-        replace(eager, cuda_graph=CudaGraph(impl, parts, warmup_steps, optimizer))
-        for impl, parts, optimizer in product(GRAPH_IMPLS, SCOPE_SETS, (False, True))
-        if impl != "none"
-    )
-    return {
-        spec.cuda_graph: tuple(reason for reason in _reasons(spec) if reason not in own)
-        for spec in specs
-        if not any(rule.judge(spec) for rule in graph_scope.RULES)
-    }
+    known = set(_reasons(eager))
+    graphs = own or [graph for graph in _graphs(eager) if _means_something(replace(eager, cuda_graph=graph))]
+    specs = (replace(eager, cuda_graph=graph) for graph in graphs)
+    return {spec.cuda_graph: tuple(reason for reason in _reasons(spec) if reason not in known) for spec in specs}
+
+
+def _graphs(eager: RunSpec) -> Iterator[CudaGraph]:
+    for impl, parts, optimizer in product(GRAPH_IMPLS, SCOPE_SETS, (False, True)):
+        row = GRAPH_IMPLS[impl]
+        has_optimizer = not optimizer or eager.engine in row.optimizer_engines
+        if eager.engine in row.engines and has_optimizer and impl not in ("none", "command"):
+            yield CudaGraph(impl, parts, eager.cuda_graph.warmup_steps, optimizer)
+
+
+def _means_something(spec: RunSpec) -> bool:
+    return not any(rule.judge(judged) for rule in graph_scope.RULES for judged in (spec, *_described(spec)))
 
 
 def _reasons(spec: RunSpec) -> tuple[Reason, ...]:
-    return (*violations(spec), *(unsupported(spec) or known_faults(spec)))
+    refused = (reason for described in _described(spec) for reason in judge(graph_capture.RULES, described))
+    return (*violations(spec), *(unsupported(spec) or known_faults(spec)), *refused)
 
 
-def write_advice(sweep: SweepPaths) -> int:
+def _described(spec: RunSpec) -> tuple[RunSpec, ...]:
+    """Return what the words of a user's command say of a model in Megatron, if its framework turns the graphs on."""
+    described = megatron_spec(spec) if spec.engine == "command" and spec.cuda_graph.impl != "command" else None
+    return (described,) if described else ()
+
+
+def write_advice(sweep: SweepPaths, own: Sequence[CudaGraph] = ()) -> int:
     """Write <sweep>/report/advice.md and advice.json from the records. Print advice.md and return the exit code.
 
-    The same records give the same bytes.
+    The same records and the recipe's ``own`` graphs give the same bytes.
     """
     records = load(sweep)
-    eager = {cell.cell_id: list_candidates(cell.run_spec) for cell in records.plan.cells}
+    eager = {cell.cell_id: list_candidates(cell.run_spec, own) for cell in records.plan.cells}
     advice = advise(records, eager)
     with report_disk_errors(sweep):
         write_text(sweep.report / "advice.md", render(records.plan, advice))

@@ -38,6 +38,8 @@ FINDINGS: Mapping[FindingKind, str] = {
     "generator": "random numbers come from a generator that a capture does not know",
     "host generator": "random numbers come from a generator of the host",
     "default generator": "random numbers come from the default generator",
+    "kernels": "the kernels change from step to step",
+    "allocation": "PyTorch takes memory from the driver",
 }
 FIXES: Mapping[FindingKind, str] = {
     "synchronisation": "leave the value on the device, read it after the step, or capture a scope without this line",
@@ -46,10 +48,25 @@ FIXES: Mapping[FindingKind, str] = {
     "generator": "register it with the graph (CUDAGraph.register_generator_state), or draw from the default one",
     "host generator": "draw on the device, or before the step: a replay repeats the numbers of the capture",
     "default generator": "none needed: a capture registers it",
+    "kernels": "give all steps the same shapes and branches, or capture a part that has them",
+    "allocation": "give all steps the same shapes, so that the allocator reuses its memory",
 }
 NOTHING_BREAKS = (
     "shapes and operators stayed the same from step to step, and no generator unknown to a capture was used."
 )
+NOTHING_SEEN: Mapping[FindingKind, str] = {
+    "synchronisation": "no line made the host wait",
+    "kernels": "the kernels and their numbers of blocks stayed the same from step to step",
+    "allocation": "PyTorch took no memory from the driver",
+}
+"""What the observer of a user's program can say if it finds nothing of a kind."""
+UNSEEN = (
+    "The observer does not see shapes, operators and random generators. Lines of your code that choose by the data on the host, "
+    "or draw from a generator of their own, are not listed. It does not know which part of the step you capture: a line outside of "
+    "it breaks nothing, but a wait there still holds the host up."
+)
+UNKNOWN_KERNELS = "Whether the kernels change is unknown, because the profiler missed a launch."
+UNSEEN_ON_CPU = "Unknown: the observer of a user's program sees this only on a GPU."
 LEFT_OUT: Mapping[bool, str] = {
     False: "Left out, because they cannot work with this workload:",
     True: "Left out, because they run but are known to compute wrong results:",
@@ -120,12 +137,21 @@ def _caveats(advice: Advice, step: EagerStep) -> list[str]:
         )
     same_kernels = advice.cell.spec["training"]["compile"] == "whole"
     if any(graph.implementation.compiles for graph in advice.points) and not same_kernels:
+        compiled = (
+            "If the eager command compiles too, it"
+            if advice.of_program
+            else "With training.compile=whole its eager baseline"
+        )
         caveats.append(
-            "torch_compile runs other kernels, so the upper bound does not hold for it. With training.compile=whole its eager "
-            "baseline runs the same kernels."
+            f"torch_compile runs other kernels, so the upper bound does not hold for it. {compiled} runs the same kernels."
         )
     if advice.recompilations:
         caveats.append(f"{advice.recompilations} functions were recompiled in the inspected steps.")
+    if advice.own_graphs:
+        caveats.append(
+            f"The eager command captured {advice.own_graphs} graphs itself, so these are not the times of an eager step. Turn them "
+            "off by the arguments under command.graphs.none."
+        )
     return caveats
 
 
@@ -150,7 +176,8 @@ def _histogram(kernels: Kernels) -> str:
 
 def _capture_blockers(advice: Advice) -> list[str]:
     if advice.findings is None:
-        return [] if advice.unmeasured else ["### What breaks a capture", NOT_INSPECTED]
+        unknown = UNSEEN_ON_CPU if advice.of_program and advice.on_cpu else NOT_INSPECTED
+        return [] if advice.unmeasured else ["### What breaks a capture", unknown]
     blocks = ["### What breaks a capture"]
     if advice.capture_blockers:
         blocks.append(table(("where", "what", "per step", "fix"), map(_finding_row, advice.capture_blockers)))
@@ -160,13 +187,21 @@ def _capture_blockers(advice: Advice) -> list[str]:
             "streams or libraries may cause such waits."
         )
     if len(blocks) == 1:
-        waits = "" if advice.on_cpu else "no line made the host wait, "
-        blocks.append(f"Nothing was found: {waits}{NOTHING_BREAKS}")
+        blocks.append(f"Nothing was found: {_nothing(advice)}")
+    if advice.of_program:
+        blocks.append(UNSEEN if "kernels" in advice.sought else f"{UNKNOWN_KERNELS} {UNSEEN}")
     known = [found for found in advice.findings if found.kind == "default generator"]
     if known:
         lines = ", ".join(_where(found) for found in known)
         blocks.append(f"Random numbers come from the default generator, which a capture registers: {lines}.")
     return blocks
+
+
+def _nothing(advice: Advice) -> str:
+    if advice.of_program:
+        return f"{', '.join(NOTHING_SEEN[kind] for kind in advice.sought)}."
+    waits = "" if advice.on_cpu else "no line made the host wait, "
+    return f"{waits}{NOTHING_BREAKS}"
 
 
 def _finding_row(found: Finding) -> tuple[str, ...]:
@@ -186,12 +221,21 @@ def _sweep(advice: Advice) -> list[str]:
     blocks = ["### What to sweep"]
     if not advice.points:
         return [*blocks, "No implementation and scope can work with this workload, for the reasons below."]
+    if any(graph.name for graph in advice.points):
+        return [*blocks, "Sweep the recipe. It has these graphs:", _own_graphs(advice)]
     how = "Replace the recipe's `cuda_graph` and the axes over it with this block. The largest captures come first"
     if advice.is_breaking and any(graph.implementation.takes_whole_model for graph in advice.points):
         how += ", but whole steps come last, since they contain every line above"
     as_line = partial(yaml.safe_dump, default_flow_style=True, sort_keys=False, width=math.inf)
     lines = "".join(f"    - {as_line(recipe_point(graph))}" for graph in advice.points)
     return [*blocks, f"{how}:", f"```yaml\nsweep:\n  points:\n{lines}```"]
+
+
+def _own_graphs(advice: Advice) -> str:
+    named = {"none": advice.cell.run_spec.command.eager} | {graph.name: graph.arguments for graph in advice.points}
+    graphs = {name: list(words) for name, words in named.items()}
+    text = yaml.safe_dump({"command": {"graphs": graphs}}, default_flow_style=None, sort_keys=False, width=math.inf)
+    return f"```yaml\n{text}```"
 
 
 def _rejections(advice: Advice) -> list[str]:

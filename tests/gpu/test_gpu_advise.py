@@ -128,9 +128,9 @@ resources: {device: cuda, minutes_per_run: 8, hang_minutes: 4}
 """
 
 
-def advised(folder: Path, *overrides: str) -> dict[str, Any]:
+def advised(folder: Path, *overrides: str, recipe: str = RECIPE) -> dict[str, Any]:
     """Return the advice on the only workload. Every rank inspects every step."""
-    (folder / "gpu_advise.yaml").write_text(RECIPE)
+    (folder / "gpu_advise.yaml").write_text(recipe)
     command = [sys.executable, "-m", "orchestrator", "advise", str(folder / "gpu_advise.yaml"), *overrides]
     options = ["--executor", "local", "--store", str(folder / "sweeps"), "--json"]
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
@@ -145,6 +145,49 @@ def test_advice_on_a_model_of_tiny_kernels_is_to_capture_the_step(tmp_path: Path
     assert workload["step"]["launch_bound"] > 0.5 and workload["kernels"]["share_below_50_us"] > 0.9
     assert workload["points"][0] == {"cuda_graph.impl": "full_iteration", "cuda_graph.optimizer": True}
     assert workload["rejected"] == []
+
+
+PROGRAM = """
+import sys
+import torch
+from launch.observe import step as end_step
+torch.manual_seed(0)
+torch.set_default_device("cuda")
+model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(40)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+for step in range(int(sys.argv[1])):
+    rows = 64 + 64 * (step % 2) * ("--grows" in sys.argv)
+    loss = model(torch.ones(rows, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    if "--waits" in sys.argv:
+        loss.item()
+    end_step(loss=loss, grad_norm=norm)
+"""
+OWN_RECIPE = """\
+name: gpu_advise
+engine: command
+command: {run: "{python} train.py {steps}", graphs: {none: [], whole: [--graph]}}
+training: {steps: 130}
+resources: {device: cuda, minutes_per_run: 8, hang_minutes: 4}
+"""
+
+
+@pytest.mark.parametrize("flag", ["", "--waits", "--grows"])
+def test_a_users_program_is_advised_by_its_lines(tmp_path: Path, flag: str) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    run = f"{{python}} train.py {{steps}} {flag}".strip()
+    workload = advised(tmp_path, f"command.run='{run}'", recipe=OWN_RECIPE)
+    assert workload["worth"] == "much" and workload["step"]["launch_bound"] > 0.5, workload
+    assert workload["kernels"]["share_below_50_us"] > 0.9 and workload["kernels"]["number"] > 100
+    assert workload["sought"] == ["synchronisation", "kernels", "allocation"], "the trace has every launch"
+    assert (workload["step"]["host_ms"] is None) == (flag == "--waits")
+    assert workload["points"] == [{"command.graphs.whole": ["--graph"]}] and workload["own_graphs"] == 0
+    expected = {"--waits": [("synchronisation", "train.py", "loss.item()")], "--grows": [("kernels", "", "")]}
+    found = [(one["kind"], one["file"], one["code"]) for one in workload["findings"]]
+    assert found == expected.get(flag, []), workload["findings"]
 
 
 def test_two_gpus_name_the_dispatcher_that_waits_with_its_line(tmp_path: Path) -> None:

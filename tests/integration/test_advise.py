@@ -6,6 +6,7 @@ from typing import Any
 
 from launch.common.atomic_files import read_json
 from tests.integration.host import Host, recipe
+from tests.integration.test_user_command import PROGRAM
 from tests.schemas import validated
 
 MOE = {
@@ -52,3 +53,30 @@ def test_what_failed_is_advised_by_the_rules_alone(host: Host) -> None:
     assert done.returncode == 3
     assert "**Not measured.** Its run ended NUMERIC in" in done.stdout
     assert "- {cuda_graph.impl: torch_compile}" in done.stdout
+
+
+def test_a_users_program_is_advised_from_its_eager_run(host: Host) -> None:
+    """Its eager command runs once under the observer. On a CPU the advice claims nothing of the step."""
+    (host.folder / "train.py").write_text(PROGRAM)
+    content = {
+        "name": "mine",
+        "engine": "command",
+        "command": {"run": "{python} train.py {steps}", "graphs": {"none": [], "compiled": ["--compile"]}},
+        "training": {"steps": 110},
+        "resources": {"device": "cpu"},
+        "wandb": {"mode": "disabled"},
+    }
+    path = host.write(content)
+    first = host.run("advise", path, "--executor", "local")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "There are no CUDA graphs on a CPU" in first.stdout
+    assert "Unknown: the observer of a user's program sees this only on a GPU." in first.stdout
+    assert "  graphs:\n    none: []\n    compiled: [--compile]\n" in first.stdout
+    (spec,) = (read_json(run / "spec.json") for run in (host.sweep("mine-advice").root / "runs").iterdir())
+    assert (spec["training"]["steps"], spec["inspect"], spec["cuda_graph"]["impl"]) == (26, True, "none")
+
+    again = host.run("advise", path, "--executor", "local", "--json")
+    assert again.returncode == 0 and "1 on disk" in again.stderr
+    (workload,) = validated("advise", again.stdout)["workloads"]
+    assert (workload["findings"], workload["sought"], workload["worth"]) == (None, [], "unknown")
+    assert workload["points"] == [{"command.graphs.compiled": ["--compile"]}]

@@ -8,12 +8,17 @@ from typing import Literal, get_args
 from launch.common.typed_json import Amount, Count
 
 FindingKind = Literal[
-    "synchronisation", "shape", "operators", "generator", "host generator", "default generator",
+    "synchronisation", "shape", "operators", "generator", "host generator", "default generator", "kernels", "allocation",
 ]  # fmt: skip
-"""What prevents a capture. "synchronisation": the host waits for the device. "shape", "operators": a tensor's shape or the
-operators change from step to step. The last three: random numbers come from a CUDA generator that the capture does not know,
-from a host generator, or from the default generator."""
+"""What prevents a capture. "synchronisation": the host waits for the device. "shape", "operators", "kernels": a tensor's shape,
+the operators or the kernels change from step to step. The generators: random numbers come from a CUDA generator that the
+capture does not know, from a host generator, or from the default generator. "allocation": PyTorch's allocator takes memory
+from the driver."""
 KINDS: tuple[FindingKind, ...] = get_args(FindingKind)
+OF_ENGINES: tuple[FindingKind, ...] = KINDS[:6]
+"""What an inspection of this project's engines looks for."""
+OF_PROGRAMS: tuple[FindingKind, ...] = ("synchronisation", "kernels", "allocation")
+"""What the observer of a user's program looks for, from outside."""
 
 BOUNDS_US = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0)
 """Upper bounds of the duration histogram's bins, in microseconds."""
@@ -23,8 +28,9 @@ BOUNDS_US = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0)
 class Finding:
     """A line of code that prevents a capture, and how often per step.
 
-    ``file`` is relative to the checkout. If the line is unknown, ``file`` is empty and ``line`` is 0. This happens because
-    autograd runs C++ operators in its own threads.
+    ``file`` is relative to the checkout, or to the folder from which a user's program imports it. If the line is unknown,
+    ``file`` is empty and ``line`` is 0. This happens because autograd runs C++ operators in its own threads, and because the
+    profiler knows no lines.
     """
 
     kind: FindingKind
@@ -77,10 +83,11 @@ class Inspection:
     """What one rank found in a few steps after the timed ones. On a CPU there are no kernels and no waits.
 
     ``waits`` is the number of calls per step that ask the driver to wait for the device. ``recompilations`` counts the
-    recompiled functions.
+    recompiled functions. Of kinds that are not in ``sought``, nothing is known.
     """
 
     findings: tuple[Finding, ...]
     kernels: Kernels | None = None
     waits: Amount = 0.0
     recompilations: Count = 0
+    sought: tuple[FindingKind, ...] = OF_ENGINES

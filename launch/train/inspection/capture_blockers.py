@@ -41,17 +41,17 @@ def inspect(step: Step, batches: Sequence[torch.Tensor]) -> Inspection:
     if batches[0].device.type == "cpu":
         return Inspection(_dispatched(step, batches))
     waited: list[CaptureBlocker] = []
-    compiled = _compiled()
+    compiled = compiled_functions()
 
     def work() -> None:
-        with _collect_waits(waited):
+        with collect_waits(waited, current_user_line):
             for batch in batches:
                 step(batch)
 
     events = trace(work)
-    compiled = _compiled() - compiled
+    compiled = compiled_functions() - compiled
     return Inspection(
-        (*_findings(waited, len(batches)), *_dispatched(step, batches)),
+        (*findings_of(waited, len(batches)), *_dispatched(step, batches)),
         kernels_of([(event.name(), event.duration_ns()) for event in events if is_kernel(event)], len(batches)),
         host_syncs(calls_of(events)) / len(batches),
         compiled,
@@ -62,8 +62,8 @@ def inspect(step: Step, batches: Sequence[torch.Tensor]) -> Inspection:
 
 
 @contextlib.contextmanager
-def _collect_waits(waited: list[CaptureBlocker]) -> Iterator[None]:
-    """Collect PyTorch's warnings about waits of the host. The innermost line of this checkout is the cause."""
+def collect_waits(waited: list[CaptureBlocker], find_line: Callable[[], Line]) -> Iterator[None]:
+    """Collect PyTorch's warnings about waits of the host. ``find_line`` returns the line that causes the current one."""
     mode, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning
 
     def note(
@@ -71,7 +71,7 @@ def _collect_waits(waited: list[CaptureBlocker]) -> Iterator[None]:
         file: TextIO | None = None, line: str | None = None,
     ) -> None:  # fmt: skip
         if _WARNING in str(message):
-            waited.append(CaptureBlocker("synchronisation", current_user_line()))
+            waited.append(CaptureBlocker("synchronisation", find_line()))
         else:
             show(message, category, filename, lineno, file, line)
 
@@ -104,7 +104,7 @@ def kernels_of(ran: Sequence[tuple[str, int]], steps: int) -> Kernels:
     )
 
 
-def _compiled() -> int:
+def compiled_functions() -> int:
     """Return the number of functions that Dynamo has compiled in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
@@ -125,7 +125,7 @@ def _dispatched(step: Step, batches: Sequence[torch.Tensor]) -> tuple[Finding, .
         drawn += seen.drawn
     drawn += _hidden_draws(generators, before, drawn)
     changes = [change for later in operations[1:] for change in first_divergence(operations[0], later)]
-    return (*_findings(changes, len(batches) - 1), *_findings(drawn, len(batches)))
+    return (*findings_of(changes, len(batches) - 1), *findings_of(drawn, len(batches)))
 
 
 def _hidden_draws(
@@ -140,7 +140,7 @@ def _hidden_draws(
     ]
 
 
-def _findings(seen: Sequence[CaptureBlocker], steps: int) -> list[Finding]:
+def findings_of(seen: Sequence[CaptureBlocker], steps: int) -> list[Finding]:
     """Return one finding per line and kind, in order of first occurrence.
 
     Drop changing shapes without a line if others have a line, because the backward pass repeats those of the forward pass.

@@ -33,7 +33,7 @@ def probe(step: Callable[[torch.Tensor], object], batches: Sequence[torch.Tensor
     host = [_host_milliseconds(step, batch) for batch in batches[:HOST_STEPS]]
     events = trace(lambda: [step(batch) for batch in batches[HOST_STEPS:]])
     waits = host_syncs(calls_of(events))
-    return _summarise(events, len(batches) - HOST_STEPS, None if waits else sorted(host)[len(host) // 2])
+    return summarise(events, len(batches) - HOST_STEPS, None if waits else sorted(host)[len(host) // 2])
 
 
 def trace(work: Callable[[], object]) -> Sequence[Any]:
@@ -45,7 +45,7 @@ def trace(work: Callable[[], object]) -> Sequence[Any]:
 
 
 class StepsTrace:
-    """A trace of steps that the caller runs, from the construction of this object to ``end``."""
+    """A trace of steps that the caller runs, from the construction of this object to its end."""
 
     def __init__(self) -> None:
         torch.cuda.synchronize()
@@ -54,9 +54,13 @@ class StepsTrace:
 
     def end(self, steps: int) -> Probed:
         """End the trace and return the findings over ``steps`` steps. The host's time is unknown."""
+        return summarise(self.end_events(), steps, None)
+
+    def end_events(self) -> Sequence[Any]:
+        """End the trace and return the profiler's events."""
         torch.cuda.synchronize()
         self._profiler.stop()
-        return _summarise(_events(self._profiler), steps, None)
+        return _events(self._profiler)
 
 
 def _events(profiler: Any) -> Sequence[Any]:
@@ -91,7 +95,8 @@ def _host_milliseconds(step: Callable[[torch.Tensor], object], batch: torch.Tens
     return taken
 
 
-def _summarise(events: Iterable[Any], steps: int, host_ms: float | None) -> Probed:
+def summarise(events: Iterable[Any], steps: int, host_ms: float | None) -> Probed:
+    """Return the means over ``steps`` traced steps. ``host_ms`` is the host's time to enqueue one, if it is known."""
     launches = kernels = 0
     computing: list[tuple[int, int]] = []
     communicating: list[tuple[int, int]] = []

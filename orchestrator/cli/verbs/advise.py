@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from launch.common.command_line import Parser
-from orchestrator.advise.eager_sweep import advice_recipe, inspected_eager_cells, write_advice
+from orchestrator.advise.eager_sweep import advice_recipe, inspected_eager_cells, own_graphs, write_advice
 from orchestrator.cli.arguments import add_planning, redirect_messages
 from orchestrator.cli.planning import load_cells, memory_check, plan_cells
-from orchestrator.errors import input_error
 from orchestrator.output.plan import print_plan_summary
 from orchestrator.sweeps.store import Store
 from orchestrator.workflow.run_sweep import run_sweep
@@ -23,16 +23,13 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with redirect_messages(arguments):
         recipe, cells, target, executor = load_cells(arguments)
-        if any(cell.spec.engine == "command" for cell in cells):
-            raise input_error(
-                "engine", "advise inspects only the engines torch_native and megatron", "compare two commands with wrap"
-            )
         plan = plan_cells(
             arguments, advice_recipe(recipe), inspected_eager_cells(cells), memory_check(arguments, recipe, target)
         )
         print_plan_summary(plan)
+        conclude = partial(write_advice, own=own_graphs(cells))
         paths = Store(arguments.store).sweep(plan.name)
-        code = run_sweep(paths, plan, target, "new", executor, wait=True, conclude=write_advice)
+        code = run_sweep(paths, plan, target, "new", executor, wait=True, conclude=conclude)
     if arguments.json:
         print((paths.report / "advice.json").read_text(), end="")
     return code

@@ -16,17 +16,28 @@ from analysis.records.load import load
 from launch.common.typed_json import from_json
 from launch.contract.outcomes import Outcome
 from launch.contract.plan import Reason
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.inspection import (
     BOUNDS_US,
     KINDS,
+    OF_PROGRAMS,
     Finding,
     Inspection,
     Kernels,
     KernelTime,
 )
-from launch.contract.spec import CudaGraph, Device
+from launch.contract.spec import CudaGraph, Device, EngineName
 from orchestrator.advise.advice import Advice, Candidates, advice_to_json, advise, sort_points
-from orchestrator.advise.render import FIXES, NOT_INSPECTED, NOTHING_BREAKS, ON_CPU, render
+from orchestrator.advise.render import (
+    FIXES,
+    NOT_INSPECTED,
+    NOTHING_BREAKS,
+    ON_CPU,
+    UNKNOWN_KERNELS,
+    UNSEEN,
+    UNSEEN_ON_CPU,
+    render,
+)
 from tests.records import EAGER_PROBE, STARTED, AttemptRecord, Edit, Extra, workload_spec, write_sweep, written_cell
 from tests.unit.analysis.graphs.test_replay_check import change_probe
 
@@ -75,8 +86,9 @@ def advice_on(
     device: Device = "cuda",
     ranks: int = 1,
     extra: Sequence[Extra] = (),
+    engine: EngineName = "torch_native",
 ) -> tuple[Advice, str]:
-    """Return the advice on the first eager cell, and the text of all advice."""
+    """Return the advice on the first eager cell, and the text of all advice. ``engine`` is that of the plan's cells."""
 
     def edit(run: AttemptRecord) -> None:
         for one in edits:
@@ -85,6 +97,8 @@ def advice_on(
     records = load(
         write_sweep(folder, impls=(), repeats=1, steps=30, ranks=ranks, device=device, edit=edit, extra=extra)
     )
+    cells = tuple(dataclasses.replace(cell, spec={**cell.spec, "engine": engine}) for cell in records.plan.cells)
+    records = dataclasses.replace(records, plan=dataclasses.replace(records.plan, cells=cells))
     advice = advise(records, {cell.cell_id: candidates for cell in records.plan.cells})
     return advice[-1 if extra else 0], render(records.plan, advice)
 
@@ -292,6 +306,60 @@ def test_a_damaged_inspection_is_none(tmp_path: Path, field: str) -> None:
     assert "What breaks a capture" not in text
 
 
+# --- a user's program ---------------------------------------------------------------------------------------------
+
+
+OWN: Candidates = {CudaGraph("command", name="whole", arguments=("--graph", "on")): ()}
+READS = Finding("synchronisation", "train.py", 12, "<module>", "print(loss.item())", 1.0)
+CHANGES = Finding("kernels", "", 0, "", "", 1.0, "120 kernels in one step, 124 in another")
+
+
+def test_a_program_without_findings_says_what_was_not_seen(tmp_path: Path) -> None:
+    found = inspected(Inspection((), KERNELS, sought=OF_PROGRAMS))
+    advice, text = advice_on(tmp_path, found, candidates=OWN, engine="command")
+    assert advice.worth == "much" and "at most 1." in text
+    nothing = "Nothing was found: no line made the host wait, the kernels and their numbers of blocks stayed the same"
+    assert nothing in text and UNSEEN in text and NOTHING_BREAKS not in text and UNKNOWN_KERNELS not in text
+    assert "command:\n  graphs:\n    none: []\n    whole: [--graph, 'on']\n```" in text
+    (content,) = advice_to_json("name", [advice])["workloads"]
+    assert content["points"] == [{"command.graphs.whole": ["--graph", "on"]}] and content["sought"] == OF_PROGRAMS
+
+
+def test_findings_in_a_program_have_its_lines_where_they_are_known(tmp_path: Path) -> None:
+    found = inspected(Inspection((READS, CHANGES), KERNELS, waits=2.0, sought=OF_PROGRAMS))
+    _, text = advice_on(tmp_path, found, engine="command")
+    assert "| `train.py:12` in `<module>`: `print(loss.item())` | the host waits for the device | 1 |" in text
+    assert (
+        "| line unknown | the kernels change from step to step: 120 kernels in one step, 124 in another | 1 |" in text
+    )
+    assert "waited another 1 times per step" in text and "If the eager command compiles too, it runs the same" in text
+
+
+def test_what_one_rank_could_not_see_is_unknown(tmp_path: Path) -> None:
+    blind = Inspection((), KERNELS, sought=("synchronisation", "allocation"))
+    found = inspected(Inspection((), KERNELS, sought=OF_PROGRAMS), blind)
+    advice, text = advice_on(tmp_path, found, ranks=2, engine="command")
+    assert advice.sought == ("synchronisation", "allocation")
+    assert UNKNOWN_KERNELS in text and "stayed the same" not in text
+
+
+def test_an_eager_program_that_captures_is_not_eager(tmp_path: Path) -> None:
+    def captures(run: AttemptRecord) -> None:
+        event = {"time": STARTED, "kind": "proof", "phase": "probe", "step": None}
+        run.events[0].append({**event, "graphs": dataclasses.asdict(GraphStats("command", graphs=3))})
+
+    found = inspected(Inspection((), KERNELS, sought=OF_PROGRAMS))
+    _, text = advice_on(tmp_path, found, captures, engine="command")
+    assert "The eager command captured 3 graphs itself" in text
+
+
+def test_on_a_cpu_nothing_of_a_program_is_seen(tmp_path: Path) -> None:
+    advice, text = advice_on(tmp_path, candidates=OWN, device="cpu", engine="command")
+    assert (advice.worth, advice.findings, advice.sought) == ("unknown", None, ())
+    assert text.splitlines()[4] == ON_CPU
+    assert UNSEEN_ON_CPU in text and NOT_INSPECTED not in text and "whole: [--graph" in text
+
+
 # --- what to sweep --------------------------------------------------------------------------------------------------
 
 
@@ -380,6 +448,7 @@ INSPECTIONS = st.builds(
     ),
     COUNTS,
     st.integers(0, 99),
+    st.lists(st.sampled_from(KINDS), unique=True).map(tuple),
 )  # fmt: skip
 
 

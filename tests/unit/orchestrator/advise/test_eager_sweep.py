@@ -11,9 +11,15 @@ import yaml
 
 from analysis.records.load import Records
 from launch.contract.plan import Plan
-from launch.contract.spec import Model, Parallelism, Placement, RunSpec, Training
+from launch.contract.spec import Command, CudaGraph, FrameworkName, Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.advise.advice import advise
-from orchestrator.advise.eager_sweep import MEASURED_STEPS, advice_recipe, inspected_eager_cells, list_candidates
+from orchestrator.advise.eager_sweep import (
+    MEASURED_STEPS,
+    advice_recipe,
+    inspected_eager_cells,
+    list_candidates,
+    own_graphs,
+)
 from orchestrator.advise.render import render
 from orchestrator.plan.planner import make_plan
 from orchestrator.recipe.expand import expand, filter_cells
@@ -135,12 +141,47 @@ def test_known_wrong_results_are_not_advised() -> None:
     assert reasons["local"] == ["megatron.local_inputs"] and "full_iteration" in works(spec)
 
 
+DENSE_FLAGS = "pretrain_gpt.py --num-layers 4 --bf16 --no-gradient-accumulation-fusion"
+MOE_FLAGS = f"{DENSE_FLAGS} --num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall"
+
+
 @pytest.mark.parametrize(
-    "path",
-    # A rule rejects recipes with a command.
-    [path for path in sorted(RECIPES.glob("*.yaml")) if "engine: command" not in path.read_text()],
-    ids=lambda path: path.stem,
-)
+    ("framework", "run", "expected"),
+    [
+        ("script", "train.py", set()),
+        ("huggingface", "train.py", {"torch_compile"}),
+        ("torchtitan", "train.py", {"full_iteration"}),
+        ("megatron_lm", DENSE_FLAGS, {
+            "transformer_engine", "transformer_engine.attn", "transformer_engine.mlp", "transformer_engine.attn.mlp", "local",
+            "local.attn", "local.attn.mlp", "full_iteration",
+        }),
+        ("megatron_lm", MOE_FLAGS, {
+            "transformer_engine.attn", "transformer_engine.moe_router", "transformer_engine.attn.moe_router",
+            "transformer_engine.moe_router.moe_preprocess", "transformer_engine.attn.moe_router.moe_preprocess",
+        }),
+    ],
+    ids=["script", "huggingface", "torchtitan", "dense", "moe"],
+)  # fmt: skip
+def test_a_users_program_gets_what_its_framework_can_turn_on(
+    framework: FrameworkName, run: str, expected: set[str]
+) -> None:
+    """The words of the command decide whether the model has experts, and which captures Megatron refuses."""
+    command = Command(framework, run)
+    spec = RunSpec(engine="command", megatron_core="0.19", command=command, placement=Placement("cuda"))
+    assert works(spec) == expected
+    rules = {one.rule for reasons in list_candidates(spec).values() for one in reasons}
+    assert ("capture.megatron_expert_sync" in rules) == (run == MOE_FLAGS)
+    assert ("command.framework" in rules) == (framework != "megatron_lm"), "only then there is no Megatron to ask"
+
+
+def test_graphs_that_a_recipe_names_are_the_only_ones() -> None:
+    cells = expand(load(RECIPES / "user_script.yaml"), GPUS.device)
+    graphs = own_graphs(cells)
+    (eager,) = inspected_eager_cells(cells)
+    assert list_candidates(eager.spec, graphs) == {CudaGraph("command", name="by_hand", arguments=("--graph",)): ()}
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_block_can_be_pasted_and_swept(path: Path, tmp_path: Path) -> None:
     """The block replaces the recipe's own sweep. Each point becomes a cell, and none is rejected unless its eager
     baseline is."""
@@ -152,12 +193,17 @@ def test_the_block_can_be_pasted_and_swept(path: Path, tmp_path: Path) -> None:
     pasted = tmp_path / path.name
     pasted.write_text(yaml.safe_dump(content))
     recipe = load(pasted, ["sweep=null"])
-    plan = make_plan(advice_recipe(recipe), inspected_eager_cells(expand(recipe, GPUS.device)), GPUS)
-    (advice,) = advise(Records(plan, {}), {cell.cell_id: list_candidates(cell.run_spec) for cell in plan.cells})
+    resolved = expand(recipe, GPUS.device)
+    plan = make_plan(advice_recipe(recipe), inspected_eager_cells(resolved), GPUS)
+    candidates = {cell.cell_id: list_candidates(cell.run_spec, own_graphs(resolved)) for cell in plan.cells}
+    (advice,) = advise(Records(plan, {}), candidates)
     block = re.search(r"```yaml\n(.*?)```", render(plan, [advice]), re.DOTALL)
     assert block is not None
     content.pop("sweep", None)
-    pasted.write_text(yaml.safe_dump(content) + block[1])
+    printed = yaml.safe_load(block[1])
+    graphs = printed.pop("command", {})
+    command = {"command": {**content["command"], **graphs}} if graphs else {}
+    pasted.write_text(yaml.safe_dump({**content, **printed, **command}))
     cells = expand(load(pasted), GPUS.device)
     assert [cell.spec.cuda_graph for cell in cells if cell.spec.graphed] == list(advice.points)
     assert {violations(cell.spec) for cell in cells} == {violations(cells[0].spec)}

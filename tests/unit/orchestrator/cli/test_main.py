@@ -278,11 +278,6 @@ def test_plan_says_how_many_steps_are_checked(capsys: pytest.CaptureFixture[str]
         assert ("step checks: 3 steps of each graphed run" in capsys.readouterr().out) == (checks > 0)
 
 
-def test_advice_is_only_on_the_projects_own_engines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", str(ROOT / "recipes" / "user_script.yaml")]) == 1
-    assert "engine: advise inspects only the engines torch_native and megatron" in capsys.readouterr().err
-
-
 def test_overrides_are_accepted_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     before = ["plan", TINY, "training.steps=50", "sweep=null", "--json", "--only", "cuda_graph.impl=none"]
     after = ["plan", "--json", TINY, "training.steps=50", "--only", "cuda_graph.impl=none", "sweep=null"]
