@@ -6,9 +6,12 @@ import argparse
 from functools import partial
 
 from launch.common.command_line import Parser
+from launch.contract.exit_codes import ExitCode
 from orchestrator.advise.eager_sweep import advice_recipe, inspected_eager_cells, own_graphs, write_advice
+from orchestrator.advise.nsys_profile import read_profile, render_profile
 from orchestrator.cli.arguments import add_planning, redirect_messages
 from orchestrator.cli.planning import load_cells, memory_check, plan_cells
+from orchestrator.errors import input_error
 from orchestrator.output.plan import print_plan_summary
 from orchestrator.sweeps.store import Store
 from orchestrator.workflow.run_sweep import run_sweep
@@ -18,9 +21,16 @@ EXAMPLE = "advise launch_bound"
 
 def add_arguments(parser: Parser) -> None:
     add_planning(parser)
+    parser.add_argument(
+        "--nsys",
+        action="store_true",
+        help="in place of a recipe, describe a profile of Nsight Systems: a .nsys-rep file, or its export to .sqlite",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.nsys:
+        return _describe_profile(arguments)
     with redirect_messages(arguments):
         recipe, cells, target, executor = load_cells(arguments)
         plan = plan_cells(
@@ -33,3 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print((paths.report / "advice.json").read_text(), end="")
     return code
+
+
+def _describe_profile(arguments: argparse.Namespace) -> int:
+    if arguments.json or arguments.overrides or arguments.only:
+        raise input_error("--nsys", "it takes one file, and no other option", "leave --json, --only and overrides out")
+    print(render_profile(arguments.recipe, read_profile(arguments.recipe)), end="")
+    return ExitCode.PASS
