@@ -1,6 +1,6 @@
 """Megatron Bridge, in a program that takes overrides of a ConfigContainer (``scripts/training/run_recipe.py``).
 
-Names are those of 0.6.2. Engine command has never run it in this version.
+Names are those of 0.6.2.
 """
 
 from __future__ import annotations
@@ -49,5 +49,4 @@ FRAMEWORK = Framework(
     _graph_flags,
     _own_flags,
     PROGRAM_VARIABLES,
-    "by engine command",
 )

@@ -235,15 +235,16 @@ class _Builder:
 def _count_step_checks(spec: RunSpec, written: int | str) -> int:
     """Return the number of step checks of a run. Deterministic runs need none, because their verdict rests on equal bits.
 
-    ``auto`` leaves out what has not run on GPUs (checks of several ranks), and checks of a captured optimizer, which may have
-    to copy its state to the host.
+    ``auto`` leaves out what has not run on GPUs (checks of several ranks), and checks of an optimizer that Megatron-Core has
+    captured, because each would copy its whole state.
     """
     if spec.engine == "command":
         return 0
     if isinstance(written, int):
         return written
     on_one_gpu = spec.placement.device == "cuda" and spec.parallelism.world_size == 1
-    is_left_out = not spec.graphed or spec.training.deterministic or spec.cuda_graph.optimizer
+    copies_all = spec.cuda_graph.optimizer and spec.engine == "megatron"
+    is_left_out = not spec.graphed or spec.training.deterministic or copies_all
     return AUTO_CHECKS if on_one_gpu and not is_left_out else 0
 
 

@@ -318,7 +318,7 @@ def test_a_quick_sweep_has_short_runs_with_checks(tmp_path: Path) -> None:
         ({"step_checks": 0}, 0),
         ({"step_checks": 3, "training": {"deterministic": True}}, 3),
         ({"training": {"deterministic": True}}, 0),
-        ({"cuda_graph": {"impl": "full_iteration", "optimizer": True}}, 0),
+        ({"cuda_graph": {"impl": "full_iteration", "optimizer": True}}, 5),
         ({"parallelism": {"tp": 2}}, 0),
         ({"resources": {"device": "cpu"}}, 0),
     ],
