@@ -78,6 +78,8 @@ def _reason(other: OtherAttempt, digests: Digests) -> str:
         return "; ".join(other.problems)
     if not len(other.steps) or other.digests == ():
         return ""
+    if digests == ():
+        return "the attempt that counts did not record its code, data and libraries"
     names = sorted({name for name, _ in {*other.digests} ^ {*digests}})
     if names:
         return f"it ran with other {', '.join(names)}"

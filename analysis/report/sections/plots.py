@@ -46,7 +46,8 @@ def _other_versions(results: Sequence[CellResult]) -> list[str]:
     if not others:
         return []
     return [
-        f"The plots leave out {numbered('repeat', others)}, of other code, libraries or data than repeat {drawn[0]}."
+        f"The plots leave out {numbered('repeat', others)}, because its code, libraries or data are unknown, or differ from those "
+        f"of repeat {drawn[0]}."
     ]
 
 
