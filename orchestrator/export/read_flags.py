@@ -21,6 +21,8 @@ from orchestrator.recipe.aliases import canonical_values
 from orchestrator.recipe.expand import parse_setting
 from orchestrator.recipe.yaml_reader import NAME, dump
 
+MANY_STEPS = 1000
+"""More steps than a verdict needs by far: the command line is that of a whole training."""
 Flags = Mapping[str, Sequence[str]]
 """The words after each flag. The key is the flag's name with underscores, or includes its single dash (``-p``)."""
 DEFAULTS = {
@@ -371,6 +373,11 @@ def _notes(flags: Flags, spec: RunSpec) -> Iterator[str]:
         if not _same(flags[name], exported[name]):
             yield f"{_flag(name, flags[name])}: the recipe's cells train with {_flag(name, exported[name])}"
     yield from _notes_on_missing(flags, exported, spec)
+    if spec.training.steps > MANY_STEPS:
+        yield (
+            f"--train-iters {spec.training.steps}: every run takes as many, unless it exceeds resources.minutes_per_run;"
+            " a verdict needs 100 steps after the capture: set training.steps=120"
+        )
     if DROPS in flags and "moe_paged_stash" not in flags:
         yield f"--{DROPS.replace('_', '-')} without --moe-paged-stash: Megatron-Core 0.19.2 silently drops tokens above it"
     for name in unknown:

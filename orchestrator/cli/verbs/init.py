@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -38,7 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
         # With the demo's name, the new recipe would claim the demo's sweep.
         print(path.read_text().replace("\nname: tiny_moe\n", "\nname: mine\n"), end="")
         return 0
-    found = read_command(arguments.from_megatron_flags)
+    command = arguments.from_megatron_flags
+    if len(command.split()) == 1 and Path(command).is_file():
+        fix = f'--from-megatron-flags "$(cat {shlex.quote(command)})"'
+        raise input_error("--from-megatron-flags", f"takes a command line, and {command} is a file", fix)
+    found = read_command(command)
     print(found.text, end="")
     for note in found.notes:
         print(note, file=sys.stderr)

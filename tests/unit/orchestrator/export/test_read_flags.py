@@ -239,3 +239,18 @@ def test_megatrons_pattern_of_layers_is_a_frequency(pattern: str, every: int, tm
     read = read_command(f"x.py {MODEL} --num-experts 4 --moe-layer-freq '{pattern}'")
     assert spec_of(read.text, tmp_path).model.moe_layer_freq == every
     assert "moe-layer-freq" not in "".join(read.notes)
+
+
+@pytest.mark.parametrize("steps, is_said", [(120, False), (500_000, True)])
+def test_the_steps_of_a_whole_training_are_noted(steps: int, is_said: bool) -> None:
+    notes = read_command(
+        f"pretrain_gpt.py --num-layers 8 --hidden-size 64 --num-attention-heads 8 --train-iters {steps}"
+    ).notes
+    assert any("set training.steps=120" in note for note in notes) == is_said
+
+
+def test_a_file_is_no_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "pretrain.sh"
+    script.write_text("pretrain_gpt.py --num-layers 8")
+    assert main(["init", "--from-megatron-flags", str(script)]) == 1
+    assert f'--from-megatron-flags "$(cat {script})"' in capsys.readouterr().err
