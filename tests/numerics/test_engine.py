@@ -132,6 +132,6 @@ def test_refusal_names_every_field_at_fault() -> None:
     spec = make_spec(attention_backend="flex", graph=CudaGraph(impl="full_iteration"))
     with pytest.raises(
         UnsupportedError,
-        match=r"training\.attention_backend=flex, placement\.device=cpu.*cuda_graph\.impl=full_iteration",
+        match=r"training\.attention_backend=flex, resources\.device=cpu.*cuda_graph\.impl=full_iteration",
     ):
         build(spec, ALONE)

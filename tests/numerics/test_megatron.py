@@ -435,7 +435,7 @@ def test_names_of_both_kinds_of_layers_mean_the_same() -> None:
 
 def test_the_engine_refuses_by_name_and_says_what_to_install() -> None:
     spec = RunSpec(engine="megatron", cuda_graph=CudaGraph(impl="local"))
-    with pytest.raises(UnsupportedError, match=r"cuda_graph\.impl=local.*placement\.device=cpu"):
+    with pytest.raises(UnsupportedError, match=r"cuda_graph\.impl=local.*resources\.device=cpu"):
         build(spec, RankPlace(0, 1, CPU))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
