@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.verdict.verdict import PASSES
 from launch.common.atomic_files import read_json
 from launch.common.command_line import Parser
 from launch.common.text import first_names
@@ -81,7 +82,7 @@ def _best_cells(arguments: argparse.Namespace) -> list[tuple[str, RunSpec]]:
 
 def _why_unranked(cell: Mapping[str, Any]) -> str:
     verdict, speed = cell["verdict"], cell["speed"]
-    if verdict is None or verdict["verdict"] not in ("BITWISE", "EQUIVALENT"):
+    if verdict is None or verdict["verdict"] not in PASSES:
         return f"{cell['label']} is {verdict['verdict'] if verdict else cell['outcome']}"
     reason = f", since {speed['reason']}" if speed and speed["reason"] else ""
     return f"no speed of {cell['label']} was judged{reason}"

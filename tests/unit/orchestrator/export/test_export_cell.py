@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
+from analysis.verdict.verdict import STEP_CHECKED
 from launch.contract.spec import CudaGraph, Data, Fault, MegatronCore, Model, Parallelism, RunSpec, Training
 from launch.megatron_config.transformer_config import data_parallel_settings, optimizer_settings, transformer_settings
 from orchestrator.cli.main import main
@@ -440,6 +441,7 @@ def test_without_a_best_cell_it_is_said_what_is_missing(
     report["rankings"] = []
     eager, first, second = report["cells"]
     first["verdict"] |= {"verdict": "DIVERGED"}
+    second["verdict"] |= {"verdict": STEP_CHECKED}
     second["speed"] = None
     (sweep.report / "report.json").write_text(json.dumps(report))
     capsys.readouterr()
