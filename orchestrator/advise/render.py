@@ -56,7 +56,7 @@ NOTHING_BREAKS = (
 )
 NOTHING_SEEN: Mapping[FindingKind, str] = {
     "synchronisation": "no line made the host wait",
-    "kernels": "the kernels and their numbers of blocks stayed the same from step to step",
+    "kernels": "the kernels stayed the same from step to step, as far as the profiler shows them",
     "allocation": "PyTorch took no memory from the driver",
 }
 """What the observer of a user's program can say if it finds nothing of a kind."""

@@ -318,7 +318,7 @@ def test_a_program_without_findings_says_what_was_not_seen(tmp_path: Path) -> No
     found = inspected(Inspection((), KERNELS, sought=OF_PROGRAMS))
     advice, text = advice_on(tmp_path, found, candidates=OWN, engine="command")
     assert advice.worth == "much" and "at most 1." in text
-    nothing = "Nothing was found: no line made the host wait, the kernels and their numbers of blocks stayed the same"
+    nothing = "Nothing was found: no line made the host wait, the kernels stayed the same"
     assert nothing in text and UNSEEN in text and NOTHING_BREAKS not in text and UNKNOWN_KERNELS not in text
     assert "command:\n  graphs:\n    none: []\n    whole: [--graph, 'on']\n```" in text
     (content,) = advice_to_json("name", [advice])["workloads"]
