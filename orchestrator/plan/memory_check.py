@@ -57,7 +57,18 @@ class MemoryCheck:
         if gib is None or rank is None or cell.state != "run" or _is_expected(cell) or rank.needed <= gib * 2**30:
             return ""
         basis = f", {rank.basis}" if rank.basis else ""
-        return f"may run out of memory: it needs at least {size(rank.needed)}{basis}, and {_of_profile(gib)}"
+        return f"may run out of memory: it needs at least {size(rank.needed)}{basis}, and {self._limit}"
+
+    @property
+    def _rule(self) -> str:
+        return f"{'host' if self.target.scheduler == 'host' else 'cluster'}.gpu_memory"
+
+    @property
+    def _limit(self) -> str:
+        gib = self.target.gpu_memory_gib
+        if self.target.scheduler == "host":
+            return f"a GPU of this host has {gib:.1f} GiB"
+        return f"gpu_memory_gib of the profile is {gib:g}"
 
     def _fullest(self, cell: Cell) -> RankForecast | None:
         if cell.cell_id not in self._found:
@@ -73,10 +84,10 @@ class MemoryCheck:
         most = gib * 2**30
         if (state := state_bytes(spec)) > most:
             message = f"weights, gradients and optimizer state of a rank take {state / 2**30:.1f} GiB before the first step, and "
-            yield Reason("cluster.gpu_memory", f"{message}{_of_profile(gib)}", STATE_FIX)
+            yield Reason(self._rule, f"{message}{self._limit}", STATE_FIX)
         elif is_measured(spec) and (rank := self._fullest(cell)) and rank.needed > most * (1 + ERROR):
             message = f"a rank needs at least {size(rank.needed)} by forecast, which may be off by {ERROR:.0%}, and "
-            yield Reason("cluster.gpu_memory", f"{message}{_of_profile(gib)}", FIX)
+            yield Reason(self._rule, f"{message}{self._limit}", FIX)
 
 
 def _of_baseline(cell: Cell, reason: Reason | None) -> Reason | None:
@@ -87,7 +98,3 @@ def _of_baseline(cell: Cell, reason: Reason | None) -> Reason | None:
 
 def _is_expected(cell: Cell) -> bool:
     return cell.expect.outcome == "CUDA_OOM"
-
-
-def _of_profile(gib: float) -> str:
-    return f"gpu_memory_gib of the profile is {gib:g}"

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -40,10 +41,11 @@ class Host:
     """The visible GPUs, as CUDA_VISIBLE_DEVICES names them."""
     packages: frozenset[str]
     has_compiler: bool
+    gpu_memory_gib: float | None = None
+    """Memory of the smallest GPU, or None if it is unknown."""
     scheduler: ClassVar[Literal["host"]] = "host"
     cluster_name: ClassVar[str] = ""
     not_checked: ClassVar[tuple[str, ...]] = ()
-    gpu_memory_gib: ClassVar[float | None] = None
 
     @property
     def device(self) -> Device:
@@ -96,7 +98,8 @@ def _needed_packages(spec: RunSpec) -> frozenset[str]:
 
 def this_host() -> Host:
     compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
-    return Host(_visible_gpus(), installed_packages(), any(map(shutil.which, compilers)))
+    gpus = _visible_gpus()
+    return Host(gpus, installed_packages(), any(map(shutil.which, compilers)), _smallest_gpu_memory() if gpus else None)
 
 
 def installed_packages() -> frozenset[str]:
@@ -115,6 +118,16 @@ def _visible_gpus() -> tuple[str, ...]:
     names = (part.strip() for part in visible.split(","))
     # CUDA ignores what follows an invalid name.
     return tuple(itertools.takewhile(lambda name: name not in ("", "-1"), names))
+
+
+def _smallest_gpu_memory() -> float | None:
+    """Return the memory of this host's smallest GPU in GiB, or None if nvidia-smi does not tell."""
+    command = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        return min(int(line) for line in answer.stdout.splitlines()) / 1024
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
 
 
 def _version(package: str) -> str:

@@ -21,8 +21,10 @@ from orchestrator.cli.main import main
 from orchestrator.cli.verbs import sweep
 from orchestrator.output.next_commands import repeat_command
 from orchestrator.plan import memory_check
+from orchestrator.plan.planner import make_plan
 from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load
+from orchestrator.targets import host
 from orchestrator.targets.profile import Profile
 from orchestrator.targets.slurm_cluster import read_cluster
 from tests.planned import cluster
@@ -93,6 +95,39 @@ def test_a_cell_set_aside_names_the_forecast_the_gpu_and_the_fix(plan_on: Any) -
     assert "needs at least 93.04 GiB by forecast" in reason.message and "off by 10%" in reason.message
     assert reason.message.endswith("gpu_memory_gib of the profile is 80") and "--even-if-oom" in reason.remedy
     assert content["memory"][cell["cell_id"]]["peak"] > 93 << 30, "the forecast stays in the table"
+
+
+NVIDIA_SMI = "#!/bin/sh\necho 143771\necho {mib}\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gib"),
+    [
+        (NVIDIA_SMI.format(mib=81559), 81559 / 1024),
+        (NVIDIA_SMI.format(mib="[N/A]"), None),
+        ("#!/bin/sh\nexit 9\n", None),
+    ],
+)
+def test_a_host_knows_the_memory_of_its_smallest_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, gib: float | None
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(answer)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(host, "_visible_gpus", lambda: ("0", "1"))
+    assert host.this_host().gpu_memory_gib == gib
+
+
+@pytest.mark.parametrize(("gib", "state"), [(79.6, "not_runnable"), (140.4, "run"), (None, "run")])
+def test_a_host_sets_aside_cells_that_do_not_fit(tmp_path: Path, gib: float | None, state: str) -> None:
+    target = host.Host(("0", "1"), frozenset(), True, gib)
+    recipe = load(Path("gpt_oss_20b_2gpu"))
+    plan = make_plan(recipe, expand(recipe, "cuda"), target, memory_check.MemoryCheck(target))
+    (cell,) = (cell for cell in plan.cells if cell.label == "full_iteration.optimizer")
+    assert cell.state == state
+    for reason in cell.reasons:
+        assert reason.rule == "host.gpu_memory" and reason.message.endswith("a GPU of this host has 79.6 GiB")
 
 
 @pytest.mark.parametrize(("compile", "state"), [("whole", RUNS), ("none", ASIDE)])
