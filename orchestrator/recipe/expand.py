@@ -104,17 +104,21 @@ def _add_baseline(workload: Mapping[str, ResolvedCell]) -> list[ResolvedCell]:
 
 
 def filter_cells(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tuple[ResolvedCell, ...]:
-    """Return the cells that match every ``key=value`` of ``selections``, and their eager baselines.
+    """Return the cells that match ``selections``, and their eager baselines.
+
+    A cell matches if each key has one of the values that ``key=value`` gives for it.
 
     Raises:
         InputError: a selection is wrong, or no cell matches.
     """
     if not selections:
         return tuple(cells)
-    wanted = [parse_setting(text) for text in selections]
-    chosen = {c.spec.cell_id for c in cells if all(_get_field(c.spec, key) == value for key, value in wanted)}
+    wanted: dict[str, list[Any]] = {}
+    for key, value in map(parse_setting, selections):
+        wanted.setdefault(key, []).append(value)
+    chosen = {c.spec.cell_id for c in cells if all(_get_field(c.spec, key) in wanted[key] for key in wanted)}
     if not chosen:
-        present = {key: {str(_get_field(cell.spec, key)) for cell in cells} for key, _ in wanted}
+        present = {key: {str(_get_field(cell.spec, key)) for cell in cells} for key in wanted}
         values = "; ".join(f"{key} is {', '.join(sorted(values)[:12])}" for key, values in present.items())
         raise input_error("--only", f"no cell has {' and '.join(selections)}", f"in this recipe {values}")
     workloads = {cell.spec.workload_id for cell in cells if cell.spec.cell_id in chosen and cell.spec.graphed}

@@ -242,6 +242,8 @@ PICKS: list[tuple[list[str], int, int]] = [
     (["training.learning_rate=1e-3"], 4, 2),
     (["training.learning_rate=0.0010"], 4, 2),
     (["training.precision=bf16", "training.learning_rate=0.002"], 2, 1),
+    (["training.precision=bf16", "training.precision=fp32"], 8, 4),
+    (["training.precision=bf16", "training.precision=fp32", "cuda_graph.impl=torch_compile"], 4, 4),
     (["cuda_graph.impl=torch_compile"], 4, 4),
     (["cuda_graph_impl=torch_compile"], 4, 4),
     (["cuda_graph.scope=[moe_router, attn]"], 4, 4),
