@@ -259,6 +259,8 @@ class Data:
     tokenizer: str | None = None
     eod_token: int | None = None
     packed_sequences: bool = False
+    max_documents: int | None = None
+    """The most documents in a packed sequence."""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,12 @@ LAYOUT_ONLY = (
 """Training fields that change how a task runs, but not the task. The first one belongs to the task if a loss depends on the
 micro-batch (see :func:`task_id`)."""
 
+PADDING = ("max_documents",)
+"""Data fields that only pad what a task trains on."""
 
 BEFORE_FIELDS = (
     ("attention_dropout", 0.0), ("hidden_dropout", 0.0), ("optimizer_precision", "fp32"), ("pattern", ""), ("capturable_optimizer", False),
+    ("max_documents", None),
 )  # fmt: skip
 """What runs did before these fields existed. At this value a digest omits the field, so those runs keep their ids."""
 
@@ -60,7 +63,7 @@ def task_id(spec: RunSpec) -> str:
     # Expert capacity depends on the tokens that one rank of tp and cp routes.
     drops = model.moe_expert_capacity_factor is not None
     training = _section_text(spec.training, LAYOUT_ONLY[drops or model.moe_aux_loss_coeff != 0 :])
-    parts = {"model": _section_text(model), "training": training, "data": _section_text(spec.data)}
+    parts = {"model": _section_text(model), "training": training, "data": _section_text(spec.data, PADDING)}
     if drops:
         parts["tp"] = canonical(layout.tp)
         parts["cp"] = canonical(layout.cp)

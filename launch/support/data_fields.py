@@ -58,4 +58,11 @@ RULES: tuple[Rule, ...] = (
         fix="Set data.eod_token, or data.packed_sequences to false.",
         source="launch/engines/torch_native/layers/build_context.py",
     ),
+    Rule(
+        "data.max_documents", ("data.max_documents", "data.packed_sequences"),
+        "only packed sequences have several documents",
+        lambda spec: spec.data.max_documents is not None and not spec.data.packed_sequences,
+        fix="Set data.packed_sequences=true, or data.max_documents=null.",
+        source="launch/data",
+    ),
 )  # fmt: skip

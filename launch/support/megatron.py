@@ -13,6 +13,7 @@ from launch.support.rule import (
     MCORE,
     NO_DROPOUT,
     RECOMPUTED,
+    UNPACKED,
     MegatronRule,
     Rule,
     divides,
@@ -154,6 +155,39 @@ def _refused_without_evidence(fault: Rule) -> Rule:
         violated=lambda spec: bool(fault.violated(spec)) and not spec.training.deterministic and spec.step_checks == 0,
         fix=f"{fault.fix} Or set training.deterministic=true, or step_checks=5: the verdict then shows the fault.",
     )
+
+
+PACKING: tuple[Rule, ...] = (
+    MegatronRule(
+        "megatron.packed_sequences", ("data.packed_sequences", "data.max_documents"),
+        "the engine pads the borders of documents to data.max_documents",
+        lambda spec: spec.data.packed_sequences and spec.data.max_documents is None,
+        fix="Set data.max_documents=256, or data.packed_sequences=false, or engine=torch_native.",
+        source="Megatron Bridge 0.6.2 data/packing/gpt_sft.py (pad_cu_seqlens)",
+    ),
+    MegatronRule(
+        "megatron.packed_batch", ("data.packed_sequences", "training.micro_batch_size"),
+        "a micro-batch is one packed sequence, because the packed format has no batch dimension",
+        lambda spec: spec.data.packed_sequences and spec.training.micro_batch_size != 1,
+        fix=f"Set training.micro_batch_size=1, or {UNPACKED}.",
+        source=f"{MCORE}transformer/attention.py:1066",
+    ),
+    MegatronRule(
+        "megatron.packed_cp", ("data.packed_sequences", "parallelism.cp"),
+        "context parallelism would have to divide every document into 2 * cp parts",
+        lambda spec: spec.data.packed_sequences and spec.parallelism.cp > 1,
+        fix=f"Set parallelism.cp=1, or {UNPACKED}.",
+        source="transformer_engine 2.11 pytorch/attention/dot_product_attention/context_parallel.py:417",
+    ),
+    MegatronRule(
+        "megatron.packed_sinks", ("data.packed_sequences", "model.attention_sinks"),
+        "Transformer Engine before 2.12, which this release requires, has no attention for packed sequences with sinks",
+        lambda spec: spec.data.packed_sequences and spec.model.attention_sinks,
+        fix=f"Set {UNPACKED}, or engine=torch_native, or megatron_core=0.19 with Transformer Engine 2.12.",
+        source="transformer_engine 2.11 pytorch/attention/dot_product_attention/utils.py:718",
+        releases=("0.16",),
+    ),
+)  # fmt: skip
 
 
 RULES: tuple[Rule, ...] = (
@@ -301,7 +335,7 @@ RULES: tuple[Rule, ...] = (
     ),
     fixed("megatron", "training.cpu_offloading", False),
     fixed("megatron", "training.variable_sequence_lengths", False),
-    fixed("megatron", "data.packed_sequences", False, "Set data.packed_sequences=false, or engine=torch_native."),
+    *PACKING,
     MegatronRule(
         "megatron.recompute", RECOMPUTED,
         "capturing a layer calls torch.autograd.grad, and Megatron-Core's recomputation supports that call only for layernorm "

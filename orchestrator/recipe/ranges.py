@@ -32,6 +32,7 @@ _NAMES: Mapping[Interval, Mapping[str, str]] = {
         "model": "num_layers hidden_size num_attention_heads num_query_groups kv_channels vocab_size moe_layer_freq",
         "parallelism": "tp pp vpp ep etp cp dp",
         "training": "steps sequence_length micro_batch_size global_batch_size",
+        "data": "max_documents",
     },
     COUNT: {
         "model": "ffn_hidden_size num_moe_experts moe_ffn_hidden_size moe_router_topk moe_shared_expert_ffn_hidden_size "

@@ -47,10 +47,21 @@ The eager baseline is measured over the same steps.
 
 ## Packed sequences
 
-Engine megatron does not pack documents, so `megatron.packed_sequences` rejects such cells, including eager ones. Engine
-torch_native trains them eager, or with graphs that leave attention out. Megatron-Core 0.16 and 0.19 both refuse to capture
-packed attention by `transformer_engine`, and both take router scopes. Megatron Bridge's guide advises a graph of the whole step
-instead. It has not been tested here.
+A packed sequence holds several documents, each of which ends with `data.eod_token`. Positions and attention begin again with
+each document.
+
+| captured | megatron (0.16 and 0.19) | torch_native |
+| --- | --- | --- |
+| nothing | runs | runs |
+| parts without attention: routers, dense MLPs, padded experts | runs | runs |
+| parts with attention, or whole layers | rejected: `transformer_engine` takes only tensors, and `local` fixes the lengths of documents | rejected: attention masks are made anew in each step |
+| the whole step | runs, with borders padded to `data.max_documents` | rejected, for the same |
+
+Engine megatron always pads the borders, so eager and graphed runs compute alike. No release of Megatron-Core up to 0.19.2
+captures packed attention by `transformer_engine`. Megatron Bridge 0.6.2 prepares padded borders for it (`pad_cu_seqlens`), but
+0.19.2 refuses to replay it. Packed sequences with attention sinks need Transformer Engine 2.12. Release 0.16 requires an older
+one, so a rule rejects them there. With 0.19 and an older Transformer Engine, runs end with class `ATTENTION_BACKEND`, eager ones
+too.
 """
 SUPPORT_PREAMBLE = """\
 ## What each engine supports

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launch.contract.spec import Model, RunSpec
 from launch.support.expandable_segments import REGISTER, expandable_segments_setting
-from launch.support.rule import CONFIG, GRAPH, MCORE, MegatronRule, NativeRule, Rule
+from launch.support.rule import CONFIG, GRAPH, MCORE, UNPACKED, MegatronRule, NativeRule, Rule
 
 EXPERTS = (
     *GRAPH, "model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity", "parallelism.dispatcher",
@@ -16,8 +16,13 @@ ROUTERS_ALONE = (
     "cuda_graph.scope=[attn, moe_router]"
 )
 
-PACKED_ROUTERS = (
-    "engine=torch_native and cuda_graph.impl=transformer_engine and cuda_graph.scope=[moe_router, moe_preprocess]"
+PACKED_OUTSIDE = (
+    f"{UNPACKED}, or cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.scope=[mlp], or "
+    "cuda_graph.impl=full_iteration and cuda_graph.scope=[]"
+)
+"""What to capture of a model on packed sequences: parts without attention, or the whole step."""
+LOCAL_OUTSIDE = PACKED_OUTSIDE.replace(
+    "cuda_graph.scope=[m", "cuda_graph.impl=transformer_engine and cuda_graph.scope=[m"
 )
 
 
@@ -105,28 +110,39 @@ RULES: tuple[Rule, ...] = (
         "capture.packed_sequences", ("data.packed_sequences", *GRAPH),
         "a graph of attention takes only tensors, and the boundaries of packed sequences are not tensors",
         lambda spec: spec.cuda_graph.impl == "transformer_engine" and _captures_packed_attention(spec),
-        fix=f"Set data.packed_sequences=false, or {PACKED_ROUTERS}.",
+        fix=f"Set {PACKED_OUTSIDE}.",
         source=f"{MCORE}transformer/transformer_layer.py:1020; megatron-core 0.19.2 transformer/transformer_layer.py:1224",
     ),
     MegatronRule(
         "capture.packed_local", ("data.packed_sequences", *GRAPH),
         "a local graph fixes the number and the lengths of packed sequences when it is captured",
         lambda spec: spec.cuda_graph.impl == "local" and _captures_packed_attention(spec),
-        fix=f"Set data.packed_sequences=false, or {PACKED_ROUTERS}.",
+        fix=f"Set {LOCAL_OUTSIDE}.",
         source=f"{MCORE}transformer/cuda_graphs.py:1273, :1291",
+    ),
+    MegatronRule(
+        "capture.packed_yarn", ("data.packed_sequences", "model.rope_scaling", "cuda_graph.impl"),
+        "YaRN's scale needs unfused rotary positions, which read the lengths of packed sequences on the host",
+        lambda spec: spec.data.packed_sequences
+        and spec.model.rope_scaling == "yarn"
+        and spec.cuda_graph.implementation.extent == "step",
+        fix=f"Set {UNPACKED}, or cuda_graph.impl=transformer_engine and "
+        "cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.impl=transformer_engine and cuda_graph.scope=[mlp].",
+        source=f"{MCORE}models/common/embeddings/rope_utils.py:204; megatron-core 0.19.2, the same file:222",
     ),
     NativeRule(
         "capture.native_packed_attention", ("data.packed_sequences", *GRAPH),
         "packed sequences need attention outside the graphs, since their boundaries have no fixed shape",
         _captures_packed_attention,
-        fix="Set data.packed_sequences=false, or cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.scope=[mlp].",
+        fix=f"Set {UNPACKED}, or cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.scope=[mlp].",
         source="torch.cuda.graph: a replay repeats the shapes of the capture",
     ),
     NativeRule(
         "capture.native_packed_whole_model", ("data.packed_sequences", "cuda_graph.impl"),
         "the number of packed sequences changes every step, and a captured model has fixed shapes",
         lambda spec: spec.data.packed_sequences and spec.cuda_graph.implementation.takes_whole_model,
-        fix="Set data.packed_sequences to false, or run eager cells alone.",
+        fix=f"Set {UNPACKED}, or engine=megatron and training.micro_batch_size=1 and data.max_documents=256, or run eager cells "
+        "alone.",
         source="torch.cuda.graph: a replay repeats the shapes of the capture",
     ),
     Rule(

@@ -144,6 +144,24 @@ def of_whole_sequences(forward: Callable[..., torch.Tensor]) -> Callable[..., to
     return attend
 
 
+def of_documents(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Compute attention document by document, as the packed format of Transformer Engine does.
+
+    Queries, keys and values are (tokens, heads, channels). Megatron-Core's own attention refuses them.
+    """
+
+    def attend(attention: Any, *parts: torch.Tensor, packed_seq_params: Any = None, **named: Any) -> torch.Tensor:
+        if packed_seq_params is None:
+            return forward(attention, *parts, **named)
+        assert packed_seq_params.qkv_format == "thd"
+        *rows, mask = parts
+        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
+        documents = zip(*(part.unsqueeze(1).split(lengths) for part in rows), strict=True)
+        return torch.cat([forward(attention, *document, mask, **named) for document in documents if len(document[0])])
+
+    return attend
+
+
 class NoStream:
     """A stream or event that does nothing, because a CPU runs in order."""
 
@@ -222,7 +240,7 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
                 ),
                 mock.patch.object(WrappedTorchNorm, "__new__", marked_norm),
                 mock.patch.object(DotProductAttention, "__init__", without_context_parallelism(attention[0])),
-                mock.patch.object(DotProductAttention, "forward", of_whole_sequences(attention[1])),
+                mock.patch.object(DotProductAttention, "forward", of_documents(of_whole_sequences(attention[1]))),
                 mock.patch.object(token_dispatcher, "maybe_move_tensor_to_cpu", as_on_cuda),
                 # 0.16.1 reads a name that it defines only with Transformer Engine.
                 mock.patch.object(moe_utils, "te_general_gemm", None, create=True),

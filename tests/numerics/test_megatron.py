@@ -55,12 +55,14 @@ class Case:
     model: Model
     training: dict[str, Any] = field(default_factory=dict)
     parallelism: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
 
     @property
     def spec(self) -> RunSpec:
         layout = Parallelism(**self.parallelism)
         settings = {"steps": 3, "global_batch_size": 8, "micro_batch_size": 2, **self.training}
-        return replace(make_spec(self.model, **settings), parallelism=layout)
+        spec = make_spec(self.model, **settings)
+        return replace(spec, parallelism=layout, data=replace(spec.data, **self.data))
 
 
 CALM_GPT_OSS = replace(GPT_OSS, init_std=0.4)
@@ -74,6 +76,9 @@ LLAMA_3 = replace(
     rope_original_max_position=8192,
     rotary_base=500_000.0,
 )
+PACKED = {"packed_sequences": True, "eod_token": 3, "max_documents": 6}
+"""Sequences of 1 to 4 documents in these runs."""
+ONE_PACK = {"micro_batch_size": 1, "sequence_length": 32}
 ALONE = {
     "dense": Case(DENSE),
     "llama 3": Case(LLAMA_3),
@@ -101,6 +106,11 @@ ALONE = {
         {"recompute": "selective", "recompute_modules": ("core_attn", "layernorm", "mlp", "shared_experts")},
     ),
     "experts recomputed": Case(MOE, {"recompute": "selective", "recompute_modules": ("moe",)}),
+    "packed": Case(LLAMA_3, ONE_PACK, {}, PACKED),
+    "packed, experts and router losses": Case(
+        replace(MOE, moe_aux_loss_coeff=0.1, moe_z_loss_coeff=0.01), ONE_PACK, {}, PACKED
+    ),
+    "packed, yarn and windows": Case(replace(CALM_GPT_OSS, attention_sinks=False), ONE_PACK, {}, PACKED),
     "unclipped": Case(DENSE, {"clip_grad": 0.0}),
     "clipped": Case(DENSE, {"clip_grad": 0.1, "learning_rate_warmup_steps": 2}),
 }
@@ -112,6 +122,8 @@ STEERED = replace(
 PADDED = replace(EVEN, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
 OVERLAPPED = {"distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
 TOGETHER = {
+    "packed, pp": Case(EVEN, ONE_PACK, {"pp": 2}, PACKED),
+    "packed, tp": Case(replace(DENSE, vocab_size=32), ONE_PACK, {"tp": 2, "etp": 2, "sequence_parallel": True}, PACKED),
     "dp": Case(EVEN, {}, {"dp": 2}),
     "dp, distributed optimizer": Case(EVEN, {}, {"dp": 2, "distributed_optimizer": True}),
     "dp, gradients in the backward pass": Case(EVEN, {}, {"dp": 2, "overlap_grad_reduce": True}),
@@ -178,6 +190,18 @@ def test_megatron_trains_what_torch_native_trains(name: str) -> None:
     torch.testing.assert_close(found["loss"], expected["loss"], rtol=LOSS, atol=0)
     torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=NORM, atol=0)
     torch.testing.assert_close(found["after"], expected["after"], rtol=0, atol=WEIGHT)
+
+
+def test_packed_sequences_get_the_same_number_of_borders() -> None:
+    """A document ends after each end token. Surplus documents are empty, and an end in the last place begins no other."""
+    from launch.engines.megatron.packed_sequences import document_borders
+
+    rows = torch.tensor([[5, 3, 7, 8, 9, 3, 3, 1], [1, 2, 4, 5, 6, 7, 8, 3], [3, 2, 4, 5, 6, 3, 8, 9]])
+    expected = [[0, 2, 6, 7, 8, 8], [0, 8, 8, 8, 8, 8], [0, 1, 6, 8, 8, 8]]
+    found = document_borders(rows, 3, 5)
+    assert found.dtype == torch.int32 and found.tolist() == expected
+    assert document_borders(rows, 3, 4).tolist() == [row[:5] for row in expected]
+    assert document_borders(rows[0], 3, 12).tolist() == [*expected[0], *[8] * 7]
 
 
 def slow_on_many_ranks(cases: Mapping[str, Case]) -> list[Any]:

@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from launch.contract.errors import CaptureError, EnvironmentFault, ReplayError
+from launch.contract.plan import Reason
 from launch.contract.records.graph_stats import GraphStats
-from launch.contract.spec import CudaGraph, Model, Parallelism, RunSpec
+from launch.contract.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec
 from launch.megatron_config.determinism import settle_determinism
 from launch.support import megatron
+from orchestrator.rules import refusals
 from tests.distributed import RankError, workers
 from tests.megatron_release import RELEASE
 from tests.numerics.fused_gradients_on_cpu import gradients_fused
@@ -186,6 +188,47 @@ def test_a_whole_step_is_captured_behind_the_warm_up() -> None:
         assert stats.proven
         assert stats.effective_scope == ("forward_backward",)
         assert found["left"] == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (DENSE, graph("transformer_engine", "mlp")),
+        (EVEN, graph("transformer_engine", *ROUTED[1:])),
+        (PADDED, graph("full_iteration")),
+    ],
+    ids=["mlp", "routers", "whole step"],
+)
+def test_graphs_of_packed_sequences_without_attention_and_of_whole_steps(model: Model, settings: CudaGraph) -> None:
+    """Each step has other borders of documents, which a graph of the whole step reads from its static batch."""
+    spec = packed(spec_of(model, settings))
+    assert megatron_rules(spec) == ()
+    found, expected = train_graphed(spec), train_megatron(eager(spec))
+    assert found["kind"] == kinds(WARMUP)
+    torch.testing.assert_close(found["loss"], expected["loss"], rtol=0, atol=0)
+    torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=1e-6, atol=0)
+    assert GraphStats(**found["graph_stats"]).proven and found["left"] == 0
+    unpacked = train_megatron(replace(eager(spec), data=replace(spec.data, packed_sequences=False, max_documents=None)))
+    assert (found["loss"] - unpacked["loss"]).abs().min() > 1e-4
+
+
+def test_megatron_core_replays_no_attention_of_packed_sequences() -> None:
+    """A rule rejects it for this reason. A release that takes packed sequences needs no such rule."""
+    spec = packed(spec_of(DENSE, graph("transformer_engine", "attn")))
+    assert [reason.rule for reason in megatron_rules(spec)] == ["capture.packed_sequences"]
+    with pytest.raises((AssertionError, CaptureError), match="CUDA graph accepts only Tensor inputs"):
+        train_graphed(spec)
+
+
+def packed(spec: RunSpec) -> RunSpec:
+    training = replace(spec.training, sequence_length=32, micro_batch_size=1, global_batch_size=MICRO_BATCHES)
+    data = Data(kind="synthetic", packed_sequences=True, eod_token=3, max_documents=6)
+    return replace(spec, training=training, data=data)
+
+
+def megatron_rules(spec: RunSpec) -> tuple[Reason, ...]:
+    training = replace(spec.training, precision="bf16", steps=8)
+    return refusals(replace(spec, engine="megatron", training=training, placement=Placement(device="cuda")))
 
 
 def captured_optimizer(spec: RunSpec, **changes: Any) -> RunSpec:

@@ -12,6 +12,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from launch.contract.spec import RunSpec
 from launch.engines.megatron.model import Configuration
+from launch.engines.megatron.packed_sequences import document_borders, packed_parameters
 from launch.engines.megatron.release import cut_for_context_parallelism
 from launch.engines.profile_ranges import RANGES
 
@@ -38,6 +39,7 @@ class Schedule:
         self.losses: list[torch.Tensor] = []
         self._training = spec.training
         self._layout = spec.parallelism
+        self._data = spec.data
         self.device = device
         self._positions = torch.arange(spec.training.sequence_length, device=device).unsqueeze(0)
 
@@ -47,10 +49,10 @@ class Schedule:
         Args:
             batch: int64 (microbatches, microbatch size, sequence + 1).
         """
+        microbatches = self._microbatches(batch)
         self.losses = self.forward_backward(
             forward_step_func=self._forward,
-            # Use mappings, because FullCudaGraphWrapper copies only mappings into its static buffers.
-            data_iterator=[iter([{"tokens": tokens} for tokens in batch.unbind()]) for _ in self.chunks],
+            data_iterator=[iter(microbatches) for _ in self.chunks],
             model=self.chunks,
             num_microbatches=len(batch),
             seq_length=self._training.sequence_length,
@@ -58,6 +60,15 @@ class Schedule:
             forward_only=False,
         )
         return self._mean(self.losses)
+
+    def _microbatches(self, batch: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        """Return what the schedule reads of each microbatch. FullCudaGraphWrapper copies only mappings into its static buffers."""
+        inputs = {"tokens": batch}
+        if self._data.packed_sequences:
+            assert self._data.eod_token is not None and self._data.max_documents is not None
+            tokens = batch[..., :-1].squeeze(1)
+            inputs["borders"] = document_borders(tokens, self._data.eod_token, self._data.max_documents)
+        return [dict(zip(inputs, parts, strict=True)) for parts in zip(*inputs.values(), strict=True)]
 
     def _forward(
         self, microbatches: Iterator[Mapping[str, torch.Tensor]], chunk: Any, return_schedule_plan: bool = False
@@ -67,11 +78,14 @@ class Schedule:
         The last chunk returns the loss of each token, (microbatch size, sequence / cp). Other chunks return activations. With
         ``return_schedule_plan``, return a plan instead, for a schedule that overlaps two microbatches.
         """
-        tokens = next(microbatches)["tokens"]
+        inputs = next(microbatches)
+        tokens, borders = inputs["tokens"], inputs.get("borders")
+        packed = None if borders is None else packed_parameters(borders, self._training.sequence_length)
         batch = cut_for_context_parallelism({"tokens": tokens[:, :-1], "labels": tokens[:, 1:].contiguous()})
         run = chunk.build_schedule_plan if return_schedule_plan else chunk
         with RANGES.named("micro-batch forward"):
-            return run(batch["tokens"], self._positions, None, labels=batch["labels"]), self._objective
+            losses = run(batch["tokens"], self._positions, None, labels=batch["labels"], packed_seq_params=packed)
+            return losses, self._objective
 
     def _objective(self, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss to differentiate and the loss to report, each of shape (), for this rank's part of the sequences.

@@ -37,6 +37,7 @@ OF_THE_TASK = {
     *((section, name) for section, name in FIELDS if section in ("model", "training", "data", "command")),
 } - {
     ("model", "preset"),
+    ("data", "max_documents"),
     *(("training", name) for name in (
         "micro_batch_size", "recompute", "recompute_modules", "compile", "attention_backend", "gradient_accumulation_fusion", "moe_router_fusion",
         "capturable_optimizer", "cpu_offloading", "deterministic",

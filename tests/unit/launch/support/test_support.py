@@ -25,6 +25,7 @@ from launch.support.rule import RELEASES, spell
 MOE = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
 SINKS = dataclasses.replace(MOE, attention_sinks=True, window_size=8)
 PACKED = Data(packed_sequences=True, eod_token=0)
+PADDED = dataclasses.replace(PACKED, max_documents=32)
 
 REFUSED = {
     "model.moe_expert_capacity_factor": 1.0,
@@ -217,6 +218,7 @@ def test_all_reasons_come_at_once() -> None:
 
 
 BF16 = Training(precision="bf16")
+ONE_PACK = dataclasses.replace(BF16, micro_batch_size=1)
 ON_GPU = RunSpec(engine="megatron", training=BF16, placement=Placement(device="cuda"))
 SIGMOID = {"moe_router_score_function": "sigmoid"}
 MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -249,6 +251,9 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cpu_offloading": ({}, {"training": Training(cpu_offloading=True)}),
     "variable_sequence_lengths": ({}, {"training": Training(variable_sequence_lengths=True)}),
     "packed_sequences": ({}, {"data": PACKED}),
+    "packed_batch": ({}, {"data": PADDED, "training": dataclasses.replace(ONE_PACK, micro_batch_size=2, global_batch_size=2)}),
+    "packed_cp": ({}, {"data": PADDED, "training": ONE_PACK, "parallelism": Parallelism(cp=2)}),
+    "packed_sinks": ({"attention_sinks": True}, {"data": PADDED, "training": ONE_PACK}),
     "local_inputs": ({}, {"cuda_graph": CudaGraph("local")}),
     "precision": ({}, {"training": Training(), "cuda_graph": CudaGraph("transformer_engine", ("attn",))}),
     "yarn_positions": ({"rope_scaling": "yarn"}, {"cuda_graph": CudaGraph("transformer_engine", ("attn",))}),
@@ -266,6 +271,12 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "device": ({}, {"placement": Placement(device="cpu")}),
     "mend": ({}, {"cuda_graph": CudaGraph("transformer_engine", ("attn",), mend=("yarn_positions",))}),
 }  # fmt: skip
+
+
+def test_packed_sequences_with_sinks_run_with_the_release_that_takes_a_later_transformer_engine() -> None:
+    spec = dataclasses.replace(ON_GPU, model=Model(attention_sinks=True), data=PADDED, training=ONE_PACK)
+    assert rules_of(spec) == {"megatron.packed_sinks"}
+    assert rules_of(dataclasses.replace(spec, megatron_core="0.19")) == set()
 
 
 @pytest.mark.parametrize("rule", MEGATRON_REFUSES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -119,6 +120,23 @@ def test_indexed_is_stretches_of_the_pair(tmp_path: Path) -> None:
     source = open_source(Data(kind="indexed", path=path, eod_token=1008, packed_sequences=True), 1009, 1)
     stretches = {tuple(source.sequence(step, 0, 4).tolist()) for step in range(200)}
     assert stretches == {tuple(range(start, start + 4)) for start in range(1000, 1006)}
+
+
+def test_a_packed_sequence_with_more_documents_than_are_padded_to_is_told(tmp_path: Path) -> None:
+    """The last token is only a label, so an end just before it begins no further document."""
+    path = write_indexed(tmp_path, [1, 0, 2, 0, 3, 0, 4])
+    data = Data(kind="indexed", path=path, eod_token=0, packed_sequences=True, max_documents=3)
+    training = Training(sequence_length=6, micro_batch_size=1, global_batch_size=1)
+    spec = RunSpec(data=data, training=training)
+    source = open_source(data, 9, 1)
+    assert batch(source, spec, 0, 0).tolist() == [[[1, 0, 2, 0, 3, 0, 4]]]
+    fewer = dataclasses.replace(spec, data=dataclasses.replace(data, max_documents=2))
+    with pytest.raises(
+        DataError, match=r"step 5 holds 3 documents, .* than data\.max_documents=2; set .* to 3 or more"
+    ):
+        batch(source, fewer, 5, 0)
+    unpacked = dataclasses.replace(fewer, data=dataclasses.replace(data, packed_sequences=False))
+    assert batch(source, unpacked, 0, 0).shape == (1, 1, 7)
 
 
 @pytest.mark.parametrize("wrong", [-1, 9, 2**31 - 1])

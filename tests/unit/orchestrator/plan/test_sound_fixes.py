@@ -24,7 +24,9 @@ IN_WORDS: Mapping[str, Sequence[str]] = {
     "layout.interleaved_microbatches": ["training.global_batch_size=8"],
 }
 """Settings for fixes that are given only in words."""
-REFUSED_FOR_SHOW = {"gpt_oss_20b.yaml", "gpt_oss_120b.yaml", "qwen3_8l_megatron.yaml", "tiny_moe.yaml"}
+REFUSED_FOR_SHOW = {
+    "gpt_oss_20b.yaml", "gpt_oss_120b.yaml", "packed_sequences.yaml", "qwen3_8l_megatron.yaml", "tiny_moe.yaml",
+}  # fmt: skip
 """These recipes must have rejected cells. Others may have some too."""
 
 

@@ -129,6 +129,9 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         graphed(TE, "attn", data=PACKED, **M),
     ),
     "capture.packed_local": (graphed("local", "attn", data=PACKED, **M),),
+    "capture.packed_yarn": (
+        graphed("full_iteration", model=dataclasses.replace(SCALED, rope_scaling="yarn"), data=PACKED, **M),
+    ),
     "capture.native_packed_attention": (
         graphed("torch", "attn", data=PACKED),
         graphed(TE, data=PACKED),
@@ -346,6 +349,7 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     "data.byte_tokens": (spec(model__vocab_size=255),),
     "data.eod_token": (spec(data=Data(eod_token=256)), spec(data=Data(eod_token=-1))),
     "data.packing": (spec(data=Data(packed_sequences=True)),),
+    "data.max_documents": (spec(data=Data(eod_token=0, max_documents=8)),),
     "fault.step": (
         spec(fault=Fault("nan", 0)),
         spec(fault=Fault("hang", 100)),
@@ -551,6 +555,7 @@ REJECTED_ON_PURPOSE = {
     "tiny_moe.yaml": {"scope.moe_and_router", "capture.native_fp32_experts"},
     "gpt_oss_20b.yaml": {"capture.megatron_expert_sync", "layout.interleaved_microbatches"},
     "qwen3_8l_megatron.yaml": {"capture.megatron_expert_sync"},
+    "packed_sequences.yaml": {"capture.packed_sequences"},
 }
 
 
