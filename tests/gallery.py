@@ -23,5 +23,6 @@ CLASS_OF: Mapping[FaultKind, str] = {
     "input_freed": "ILLEGAL_ACCESS",
     "dynamic_shape": "REPLAY",
     "frozen_scalar": "",
+    "frozen_draw": "",
     "missing_attention_backend": "ENVIRONMENT",
 }

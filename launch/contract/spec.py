@@ -33,7 +33,7 @@ FaultKind = Literal[
     "none", "exception", "nan", "hang", "segfault", "host_kill",
     "item_in_capture", "background_thread", "unjoined_stream", "legacy_stream", "unregistered_generator",
     "oom_eager", "oom_capture", "oom_replay",
-    "input_freed", "dynamic_shape", "frozen_scalar", "missing_attention_backend",
+    "input_freed", "dynamic_shape", "frozen_scalar", "frozen_draw", "missing_attention_backend",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import math
 import os
+import random
 import signal
 import sys
 import threading
@@ -237,6 +238,22 @@ def frozen_scalar(run: FaultyStep) -> None:
     register_module_forward_hook(scale)
 
 
+def frozen_draw(run: FaultyStep) -> None:
+    """Drop a tenth of each module's channels, which Python draws anew in each step.
+
+    Eager code drops other channels in each step, but a graph drops those of its capture. It draws on only from generators of the
+    device that are registered with it.
+    """
+
+    def drop(module: nn.Module, inputs: Any, output: Any) -> Any:
+        if not isinstance(output, torch.Tensor) or output.ndim < 2:
+            return output
+        drawn = random.Random(run.number).randrange(10)
+        return output * (torch.arange(output.shape[-1], device=output.device) % 10 != drawn)
+
+    register_module_forward_hook(drop)
+
+
 # --- before the first step ------------------------------------------------------------------------------------------
 
 
@@ -251,7 +268,7 @@ KINDS: dict[str, Inject] = {
         exception, nan, hang, segfault, host_kill,
         item_in_capture, background_thread, unjoined_stream, legacy_stream, unregistered_generator,
         oom_eager, oom_capture, oom_replay,
-        input_freed, dynamic_shape, frozen_scalar, missing_attention_backend,
+        input_freed, dynamic_shape, frozen_scalar, frozen_draw, missing_attention_backend,
     )
 }  # fmt: skip
 """The function for each launch.contract.spec.FaultKind except "none"."""

@@ -10,7 +10,7 @@ from launch.support.rule import Rule
 ON_ANY_DEVICE: Set[str] = {"exception", "nan", "hang", "segfault", "host_kill"}
 IN_FORWARD_PASSES: Set[str] = {
     "item_in_capture", "background_thread", "unjoined_stream", "legacy_stream", "unregistered_generator", "oom_capture",
-    "input_freed", "frozen_scalar",
+    "input_freed", "frozen_scalar", "frozen_draw",
 }  # fmt: skip
 """Faults that hooks on modules inject."""
 IN_REPLAYS: Set[str] = {"oom_replay", "input_freed", "dynamic_shape"}

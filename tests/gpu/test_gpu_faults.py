@@ -55,9 +55,9 @@ def test_every_failure_is_told_for_what_it_is(store: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_frozen_scalar_fails_nothing_and_is_found_by_its_numbers(store: Path) -> None:
-    only = ["repeats=2", "--only", "fault.kind=frozen_scalar"]
-    eager, graphed = swept(store, "frozen_scalar", only)
+@pytest.mark.parametrize("kind", ["frozen_scalar", "frozen_draw"])
+def test_what_a_graph_froze_fails_nothing_and_is_found_by_its_numbers(kind: str, store: Path) -> None:
+    eager, graphed = swept(store, kind, ["repeats=2", "--only", f"fault.kind={kind}"])
     assert (eager.outcome, graphed.outcome) == ("COMPLETED", "COMPLETED")
     assert eager.loss.noise_floor is not None and eager.loss.noise_floor.loss < 1e-3, "eager runs agree with each other"
     assert graphed.graphs.replay is not None and graphed.graphs.replay.proven, graphed.graphs
