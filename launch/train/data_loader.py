@@ -109,33 +109,31 @@ def batch(source: TokenSource, spec: RunSpec, step: int, dp_rank: int) -> torch.
 
     Micro-batch m of data-parallel rank r starts at sequence (m * dp + r) * micro-batch size. The ranks' m-th micro-batches
     are therefore contiguous in the global batch.
-
-    Raises:
-        DataError: a packed sequence has more than ``data.max_documents`` documents, and as ``TokenSource.sequence``.
     """
     size, dp = spec.training.micro_batch_size, spec.parallelism.dp
     length = spec.training.sequence_length + 1
     starts = [(m * dp + dp_rank) * size for m in range(spec.num_microbatches)]
-    sequences = torch.stack([source.sequence(step, start + i, length) for start in starts for i in range(size)])
-    _check_documents(spec.data, sequences, step)
-    return sequences.view(spec.num_microbatches, size, length)
+    sequences = [source.sequence(step, start + i, length) for start in starts for i in range(size)]
+    return torch.stack(sequences).view(spec.num_microbatches, size, length)
 
 
-def _check_documents(data: Data, sequences: torch.Tensor, step: int) -> None:
-    """Check that no sequence has more documents than ``data.max_documents``, up to which an engine pads their borders.
+def check_documents(source: TokenSource, spec: RunSpec, dp_rank: int) -> None:
+    """Check that none of a rank's packed sequences has more documents than ``data.max_documents``, before the first step.
 
-    Args:
-        sequences: int64 (sequences, sequence + 1). The last token is a label only, so an end before it begins no document.
+    Raises:
+        DataError: a sequence has more.
     """
-    if not data.packed_sequences or data.max_documents is None:
+    if spec.data.max_documents is None or spec.data.eod_token is None:
         return
-    assert data.eod_token is not None
-    most = int(sequences[:, :-2].eq(data.eod_token).sum(1).max()) + 1
-    if most > data.max_documents:
-        raise DataError(
-            f"a sequence of step {step} holds {most} documents, which is more than data.max_documents={data.max_documents}; "
-            f"set data.max_documents to {most} or more, or shorten training.sequence_length"
-        )
+    for step in range(spec.training.steps):
+        # The last token is a label only, so an end just before it begins no document.
+        ends = batch(source, spec, step, dp_rank)[..., :-2].eq(spec.data.eod_token)
+        most = int(ends.sum(-1).max()) + 1
+        if most > spec.data.max_documents:
+            raise DataError(
+                f"a sequence of step {step} holds {most} documents, which is more than data.max_documents="
+                f"{spec.data.max_documents}; set data.max_documents to {most} or more, or shorten training.sequence_length"
+            )
 
 
 def _random(seed: int, step: int, index: int, count: int) -> npt.NDArray[np.uint64]:

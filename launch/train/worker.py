@@ -37,7 +37,7 @@ from launch.engines.profile_ranges import RANGES
 from launch.engines.protocol import Engine, RankPlace
 from launch.slurm.allocation import LOOPBACK
 from launch.support import known_faults
-from launch.train.data_loader import open_source
+from launch.train.data_loader import check_documents, open_source
 from launch.train.fault_injection import KINDS, FaultyStep
 from launch.train.loop import train
 from launch.train.perturbation import perturb, perturb_weight
@@ -73,6 +73,7 @@ def run(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Recorde
     """Set up, train and tear down. Results are on disk before the teardown begins."""
     _set_up(spec, mesh)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+    check_documents(source, spec, spec.parallelism.rank_in("dp", mesh.rank))
     if mesh.rank == 0:
         environment = describe(mesh.device, source.digest, _weights_digest(spec.model, recorder))
         write_json(attempt.environment, identity_of(attempt) | environment)

@@ -10,8 +10,8 @@ def document_borders(tokens: torch.Tensor, eod_token: int, most: int) -> torch.T
     """Return where documents begin, and where the last one ends: int32 (..., most + 1).
 
     Every sequence gets ``most`` documents, the last of which may be empty. So a graph reads the same number of borders in each
-    step, as with ``pad_cu_seqlens`` of Megatron Bridge 0.6.2. The host waits for nothing. The data loader refuses sequences with
-    more documents.
+    step, as with ``pad_cu_seqlens`` of Megatron Bridge 0.6.2. The host waits for nothing. A job refuses sequences with more
+    documents before its first step (launch/train/data_loader.py).
 
     Args:
         tokens: int64 (..., sequence). A document ends after each ``eod_token``.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from launch.contract.errors import DataError
 from launch.contract.spec import Data, Parallelism, RunSpec, Training
-from launch.train.data_loader import TokenSource, batch, open_source
+from launch.train.data_loader import TokenSource, batch, check_documents, open_source
 
 TEXT = open_source(Data(), 256, seed=1)
 SYNTHETIC = open_source(Data(kind="synthetic"), 1000, seed=1)
@@ -122,21 +122,23 @@ def test_indexed_is_stretches_of_the_pair(tmp_path: Path) -> None:
     assert stretches == {tuple(range(start, start + 4)) for start in range(1000, 1006)}
 
 
-def test_a_packed_sequence_with_more_documents_than_are_padded_to_is_told(tmp_path: Path) -> None:
+def test_a_packed_sequence_with_more_documents_than_are_padded_to_is_told_before_the_first_step(tmp_path: Path) -> None:
     """The last token is only a label, so an end just before it begins no further document."""
-    path = write_indexed(tmp_path, [1, 0, 2, 0, 3, 0, 4])
+    path = write_indexed(tmp_path, [9, 1, 9, 0, 2, 0, 3, 0, 4])
     data = Data(kind="indexed", path=path, eod_token=0, packed_sequences=True, max_documents=3)
-    training = Training(sequence_length=6, micro_batch_size=1, global_batch_size=1)
+    training = Training(steps=50, sequence_length=6, micro_batch_size=1, global_batch_size=1)
     spec = RunSpec(data=data, training=training)
-    source = open_source(data, 9, 1)
-    assert batch(source, spec, 0, 0).tolist() == [[[1, 0, 2, 0, 3, 0, 4]]]
+    source = open_source(data, 10, 1)
+    starts = [batch(source, spec, step, 0)[0, 0, :2].tolist() for step in range(50)]
+    assert set(map(tuple, starts)) == {(9, 1), (1, 9), (9, 0)}
+    check_documents(source, spec, 0)
     fewer = dataclasses.replace(spec, data=dataclasses.replace(data, max_documents=2))
+    first = starts.index([9, 0])
     with pytest.raises(
-        DataError, match=r"step 5 holds 3 documents, .* than data\.max_documents=2; set .* to 3 or more"
+        DataError, match=rf"step {first} holds 3 documents, .* than data\.max_documents=2; set .* to 3 or"
     ):
-        batch(source, fewer, 5, 0)
-    unpacked = dataclasses.replace(fewer, data=dataclasses.replace(data, packed_sequences=False))
-    assert batch(source, unpacked, 0, 0).shape == (1, 1, 7)
+        check_documents(source, fewer, 0)
+    check_documents(source, dataclasses.replace(spec, data=dataclasses.replace(data, max_documents=None)), 0)
 
 
 @pytest.mark.parametrize("wrong", [-1, 9, 2**31 - 1])
