@@ -17,9 +17,11 @@ from tests.megatron_release import FOLDER_0_19
 FOLDERS = {"0.16": Path(str(distribution("megatron-core").locate_file(""))), "0.19": FOLDER_0_19}
 INTERNAL = re.compile(
     r"1$|Layer is not in the chunk|MTP layer 1 must have|cached metrics must|sample_args and sample_kwargs|"
-    r"Tried graphing a module that returned no tensors"
+    r"Tried graphing a module that returned no tensors|CUDA [Gg]raph output should be|cudagraph_tensor_store cannot|"
+    r"hidden_states and probs must be|MoETransformerLayer missing|Unknown MoE cudagraph mode|zero-copy symm buffers|"
+    r"CUDA graphs must use flash decode"
 )
-"""Messages about a release's own code, which no setting changes. "1" is a message without words."""
+"""Messages about a release's own code, which no setting changes, and one about inference. "1" is a message without words."""
 
 
 def literal_text(node: ast.AST) -> str:
@@ -48,8 +50,13 @@ def messages_of(path: Path) -> Iterator[tuple[str, str]]:
 def test_what_a_release_says_of_graphs_has_a_class(release: str) -> None:
     folder = FOLDERS[release] / "megatron" / "core"
     said = {*messages_of(folder / "full_cuda_graph.py"), *messages_of(folder / "transformer" / "cuda_graphs.py")}
-    settings = messages_of(folder / "transformer" / "transformer_config.py")
-    said |= {each for each in settings if re.search(r"cuda.?graph", each[1], re.IGNORECASE)}
+    layers = (
+        each
+        for room in ("transformer", "models/gpt", "models/common")
+        for path in sorted((folder / room).rglob("*.py"))
+        for each in messages_of(path)
+    )
+    said |= {each for each in layers if re.search(r"cuda.?graph", each[1], re.IGNORECASE)}
     assert len(said) > 40
     unknown = [text for name, text in said if classify(name, text, "init") is None and not INTERNAL.match(text)]
     assert not unknown
@@ -77,6 +84,12 @@ def test_what_a_release_says_of_graphs_has_a_class(release: str) -> None:
         ("ValueError: Flex token dispatcher with deepep backend does not support moe_pad_expert_input_to_capacity", "GRAPH_SETTINGS"),
         ("AssertionError: Partial cudagraphs for MoEs were detected during inference!", "GRAPH_SETTINGS"),
         ("ValueError: Available backends = {FlashAttention=False, FusedAttention=False, UnfusedDotProductAttention=False}", "ATTENTION_BACKEND"),
+        ("ValueError: No dot product attention backend is available for the provided inputs. Please run with NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2", "ATTENTION_BACKEND"),
+        ("AssertionError: NVTE_FUSED_ATTN set to 0, but expected 1 for attention backend type auto. unset NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN.", "ATTENTION_BACKEND"),
+        ("AssertionError: CUDA graph accepts only Tensor inputs. inference_context and packed_seq_params are excluded from input list. For inference cuda graph, please use cuda_graph_impl=local instead.", "GRAPH_PACKED"),
+        ("ValueError: Packed attention CUDA graphs require offline_packing_specs.pad_cu_seqlens=True. Enable it for full-iteration, whole-layer, or attention-scoped capture.", "GRAPH_PACKED"),
+        ("ValueError: Offline packing with CUDA graphs requires dataset pad_to_max_length=True.", "GRAPH_PACKED"),
+        ("ValueError: Micro batch size should be 1 when training with packed sequence, but your micro batch size is 2.", "GRAPH_PACKED"),
         ("AssertionError: CUDA graph argument mismatch:\nTensor mismatch at args[0]", "GRAPH_ARGUMENTS"),
         ("AssertionError: `cudagraph_created` is set to True but no matching cudagraph runners were found.", "GRAPH_ARGUMENTS"),
         ("AssertionError: order dimension mismatch", "GRAPH_ORDER"),
