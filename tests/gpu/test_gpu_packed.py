@@ -98,7 +98,8 @@ def test_packed_documents_are_as_if_alone(model: Model) -> None:
     print(f"packed {loss}, documents alone {alone}, one long document {whole}")
     assert abs(loss - alone) < 0.1 * abs(whole - alone), (loss, alone, whole)
     off, wrong = gradients_apart(found, expected), gradients_apart(crossed, expected)
-    assert max(off.values()) < 0.1 and max(wrong.values()) > 0.3, (off, wrong)
+    # In bfloat16 a few tokens may choose another expert.
+    assert max(off.values()) < 0.2 and min(wrong.values()) > 0.4, (off, wrong)
 
 
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "moe"])
