@@ -17,6 +17,7 @@ from tests.megatron_release import FOLDER_0_19
 HERE = Path(__file__).parent
 CASES = (
     "test_megatron.py::test_megatron_trains_what_torch_native_trains[gpt-oss]",
+    "test_megatron.py::test_megatron_trains_what_torch_native_trains[packed]",
     "test_megatron.py::test_ranks_train_what_one_trains[cp, experts, router losses]",
     "test_megatron.py::test_experts_drifted_apart_without_ep_where_etp_is_not_tp",
     "test_megatron.py::test_megatron_core_freed_the_tokens_of_a_rank_with_one_expert",
@@ -25,6 +26,8 @@ CASES = (
     "test_megatron_graphs.py::test_layers_run_from_graphs_once_they_are_captured[attention, routers and preprocessing]",
     "test_megatron_graphs.py::test_layers_run_from_graphs_once_they_are_captured[local]",
     "test_megatron_graphs.py::test_each_micro_batch_in_a_pipeline_has_graphs_of_its_own[a stage without any]",
+    "test_megatron_graphs.py::test_graphs_of_packed_sequences_without_attention_and_of_whole_steps[whole step]",
+    "test_megatron_graphs.py::test_megatron_core_replays_no_attention_of_packed_sequences",
     "test_megatron_graphs.py::test_the_optimizer_runs_from_a_graph_with_the_rate_of_each_step",
     "test_megatron_graphs.py::test_why_rates_and_the_norm_are_on_the_device",
     "test_megatron_graphs.py::test_transformer_engine_captures_fused_gradients_for_the_first_micro_batch",

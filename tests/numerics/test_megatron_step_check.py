@@ -28,6 +28,7 @@ from tests.numerics.test_megatron_graphs import (
     ROUTED,
     captured_optimizer,
     graph,
+    packed,
     spec_of,
 )
 from tests.numerics.test_step_check import layer_results, out_of_memory
@@ -103,6 +104,11 @@ def compare_runs(spec: RunSpec) -> None:
 )
 def test_checks_find_nothing_and_change_nothing(model: Model, settings: CudaGraph) -> None:
     compare_runs(spec_of(model, settings))
+
+
+@pytest.mark.parametrize(("model", "settings"), [(BIASED, WHOLE), (BALANCED, graph("transformer_engine", *ROUTED[1:]))])
+def test_checks_of_packed_sequences_find_nothing_and_change_nothing(model: Model, settings: CudaGraph) -> None:
+    compare_runs(packed(spec_of(model, settings)))
 
 
 @HAS_OPTIMIZER_GRAPH
