@@ -221,6 +221,7 @@ def test_ranks_train_what_one_trains(name: str) -> None:
 
 BESIDE: dict[str, Case] = {
     "ep": Case(STEERED, {}, {"dp": 2, "ep": 2}),
+    "packed, ep": Case(EVEN, ONE_PACK, {"dp": 2, "ep": 2}, PACKED),
     "ep, dp, exchanges beside passes": Case(EVEN, {}, {"dp": 4, "ep": 2, **OVERLAPPED}),
     "a rank with a part of one expert": Case(
         replace(EVEN, num_moe_experts=2), {}, {"tp": 2, "etp": 2, "dp": 2, "ep": 2, "sequence_parallel": True}
