@@ -101,7 +101,8 @@ NOT_EXPRESSED: Sequence[tuple[str, Callable[[RunSpec], bool], str]] = (
     ("training.gradient_accumulation_fusion", lambda spec: spec.training.gradient_accumulation_fusion,
      "Megatron-Core exits if Apex's kernel for it is not installed"),
     ("data.kind", lambda spec: spec.data.kind == "text", "name data in the target's own format, and its tokenizer"),
-    ("data.packed_sequences", lambda spec: spec.data.packed_sequences, "pack documents with the target's own data settings; a graph of the whole step needs them padded (Megatron Bridge: "
+    ("data.packed_sequences", lambda spec: spec.data.packed_sequences,
+     "pack documents with the target's own data settings; a graph of the whole step needs them padded (Megatron Bridge: "
      "pad_to_max_length=true and offline_packing_specs.pad_cu_seqlens=true)"),
     ("cuda_graph.impl", lambda spec: not _is_on_megatron(spec), "Megatron does not have it; printed as eager"),
     ("cuda_graph.mend", lambda spec: bool(spec.cuda_graph.mend),

@@ -16,14 +16,11 @@ ROUTERS_ALONE = (
     "cuda_graph.scope=[attn, moe_router]"
 )
 
-PACKED_OUTSIDE = (
-    f"{UNPACKED}, or cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.scope=[mlp], or "
-    "cuda_graph.impl=full_iteration and cuda_graph.scope=[]"
+UNPACKED_OR_PARTS = (
+    f"{UNPACKED}, or cuda_graph.impl=transformer_engine and cuda_graph.scope=[moe_router, moe_preprocess], or "
+    "cuda_graph.impl=transformer_engine and cuda_graph.scope=[mlp]"
 )
-"""What to capture of a model on packed sequences: parts without attention, or the whole step."""
-LOCAL_OUTSIDE = PACKED_OUTSIDE.replace(
-    "cuda_graph.scope=[m", "cuda_graph.impl=transformer_engine and cuda_graph.scope=[m"
-)
+"""What to capture of a model on packed sequences: parts without attention."""
 
 
 def _captures_experts(spec: RunSpec) -> bool:
@@ -110,14 +107,14 @@ RULES: tuple[Rule, ...] = (
         "capture.packed_sequences", ("data.packed_sequences", *GRAPH),
         "a graph of attention takes only tensors, and the boundaries of packed sequences are not tensors",
         lambda spec: spec.cuda_graph.impl == "transformer_engine" and _captures_packed_attention(spec),
-        fix=f"Set {PACKED_OUTSIDE}.",
+        fix=f"Set {UNPACKED_OR_PARTS}, or cuda_graph.impl=full_iteration and cuda_graph.scope=[].",
         source=f"{MCORE}transformer/transformer_layer.py:1020; megatron-core 0.19.2 transformer/transformer_layer.py:1224",
     ),
     MegatronRule(
         "capture.packed_local", ("data.packed_sequences", *GRAPH),
         "a local graph fixes the number and the lengths of packed sequences when it is captured",
         lambda spec: spec.cuda_graph.impl == "local" and _captures_packed_attention(spec),
-        fix=f"Set {LOCAL_OUTSIDE}.",
+        fix=f"Set {UNPACKED_OR_PARTS}, or cuda_graph.impl=full_iteration and cuda_graph.scope=[].",
         source=f"{MCORE}transformer/cuda_graphs.py:1273, :1291",
     ),
     MegatronRule(
@@ -126,8 +123,7 @@ RULES: tuple[Rule, ...] = (
         lambda spec: spec.data.packed_sequences
         and spec.model.rope_scaling == "yarn"
         and spec.cuda_graph.implementation.extent == "step",
-        fix=f"Set {UNPACKED}, or cuda_graph.impl=transformer_engine and "
-        "cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.impl=transformer_engine and cuda_graph.scope=[mlp].",
+        fix=f"Set {UNPACKED_OR_PARTS}.",
         source=f"{MCORE}models/common/embeddings/rope_utils.py:204; megatron-core 0.19.2, the same file:222",
     ),
     NativeRule(
