@@ -121,19 +121,19 @@ def check_documents(source: TokenSource, spec: RunSpec, dp_rank: int) -> None:
     """Check that none of a rank's packed sequences has more documents than ``data.max_documents``, before the first step.
 
     Raises:
-        DataError: a sequence has more.
+        DataError: a sequence has more. The message has the most documents of all steps.
     """
     if spec.data.max_documents is None or spec.data.eod_token is None:
         return
-    for step in range(spec.training.steps):
-        # The last token is a label only, so an end just before it begins no document.
-        ends = batch(source, spec, step, dp_rank)[..., :-2].eq(spec.data.eod_token)
-        most = int(ends.sum(-1).max()) + 1
-        if most > spec.data.max_documents:
-            raise DataError(
-                f"a sequence of step {step} holds {most} documents, which is more than data.max_documents="
-                f"{spec.data.max_documents}; set data.max_documents to {most} or more, or shorten training.sequence_length"
-            )
+    # The last token is a label only, so an end just before it begins no document.
+    ends = (batch(source, spec, step, dp_rank)[..., :-2].eq(spec.data.eod_token) for step in range(spec.training.steps))
+    documents = [int(end.sum(-1).max()) + 1 for end in ends]
+    most = max(documents)
+    if most > spec.data.max_documents:
+        raise DataError(
+            f"a sequence of step {documents.index(most)} holds {most} documents, which is more than data.max_documents="
+            f"{spec.data.max_documents}; set data.max_documents to {most} or more, or shorten training.sequence_length"
+        )
 
 
 def _random(seed: int, step: int, index: int, count: int) -> npt.NDArray[np.uint64]:
