@@ -28,6 +28,7 @@ from launch.contract.records import (
     gpu_rates,
     graph_stats,
     inspection,
+    kernels,
     memory,
     probe,
     step_check,
@@ -174,7 +175,7 @@ RECORDS: Mapping[str, tuple[type, ...]] = {
     "events/rank<r>.jsonl": (
         memory.Memory, clocks.Clocks, graph_stats.GraphStats, probe.Probe, probe.LastStep, gpu_rates.GpuRates,
         step_check.StepCheck, step_check.TensorDifference, step_check.RoutingDifference, step_check.LayerResult,
-        inspection.Inspection, inspection.Finding, inspection.Kernels, inspection.KernelTime,
+        inspection.Inspection, inspection.Finding, kernels.Kernels, kernels.KernelTime,
     ),
     "plan.json": (plan.Plan, plan.Cell, plan.PlannedBundle, plan.Reason),
     "bundle.json": (bundle.BundleOrder, bundle.Step),

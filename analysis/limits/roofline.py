@@ -19,6 +19,7 @@ from analysis.limits.communication import Exchange, bytes_sent
 from analysis.limits.step_work import Kind, StepWork, Work, work_of_stages
 from analysis.records.run import Attempt
 from launch.contract.records.gpu_rates import GpuRates
+from launch.contract.records.kernels import Kernels
 from launch.contract.spec import RunSpec
 
 
@@ -27,7 +28,7 @@ class Roofline:
     """The work of the rank with the longest limit, in the order of KINDS, and the rates of its GPU.
 
     ``stage`` is its pipeline stage, and ``sent`` the bytes that a rank sends in a step. ``rates`` is None if they are unknown, and
-    ``reason`` says why.
+    ``reason`` says why. ``kernels`` are those of rank 0 in the first run that recorded them.
     """
 
     stage: int
@@ -35,6 +36,7 @@ class Roofline:
     sent: Mapping[Exchange, float]
     rates: GpuRates | None = None
     reason: str = ""
+    kernels: Kernels | None = None
 
     @property
     def milliseconds(self) -> Mapping[Kind, float]:
@@ -66,7 +68,8 @@ def cell_roofline(spec: RunSpec, attempts: Sequence[Attempt]) -> Roofline | None
     rates = None if reason else _best([rates for attempt in sound for rates in attempt.rates.values()])
     # Without rates, the stage with the most operations.
     longest = max(range(len(stages)), key=lambda stage: _length(stages[stage], rates))
-    return Roofline(longest, stages[longest], bytes_sent(spec), rates, reason)
+    kernels = next((attempt.kernels[0] for attempt in sound if 0 in attempt.kernels), None)
+    return Roofline(longest, stages[longest], bytes_sent(spec), rates, reason, kernels)
 
 
 def _length(work: StepWork, rates: GpuRates | None) -> float:

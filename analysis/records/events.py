@@ -17,7 +17,6 @@ from launch.contract.records.events import PHASES, Phase
 from launch.contract.records.events import read_events as read_rank
 from launch.contract.records.identity import without_identity
 from launch.contract.records.memory import Memory
-from launch.contract.records.probe import LastStep
 
 Found = TypeVar("Found")
 Events = Mapping[int, list[dict[str, Any]]]
@@ -129,11 +128,11 @@ def phase_seconds(events: Events) -> dict[Phase, float]:
     return dict(_read_by_rank(events, "durations", read, []).get(0, ()))
 
 
-def last_steps(events: Events) -> dict[int, LastStep]:
-    """Return each rank's last traced step. Leave out what cannot be read: only a picture uses it."""
+def part_of_probe(events: Events, key: str, part: type[Found]) -> dict[int, Found]:
+    """Return ``key`` of each rank's probe. Leave out what cannot be read: no verdict uses it."""
 
-    def read(event: Mapping[str, Any]) -> LastStep | None:
-        return from_json(LastStep, event["last_step"]) if event.get("last_step") else None
+    def read(event: Mapping[str, Any]) -> Found | None:
+        return from_json(part, event[key]) if event.get(key) else None
 
     return last_of_kind(events, "probe", read, [])
 

@@ -20,12 +20,12 @@ from analysis.records.events import (
     describe_error,
     is_of,
     last_of_kind,
-    last_steps,
     measured_clocks,
     measured_seconds,
     memory_of,
     notes_of,
     parameter_digests,
+    part_of_probe,
     phase_seconds,
     read_events,
 )
@@ -42,7 +42,8 @@ from launch.contract.records.gradient_sketch import GradientSketch, StepSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import without_identity
 from launch.contract.records.inspection import Inspection
-from launch.contract.records.probe import Probe
+from launch.contract.records.kernels import Kernels
+from launch.contract.records.probe import LastStep, Probe
 from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import RunSpec, read_spec
 
@@ -176,7 +177,8 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         captures=last_of_kind(events, "capture", _graph_stats, problems),
         proofs=last_of_kind(events, "proof", _graph_stats, problems),
         probes=last_of_kind(events, "probe", lambda event: from_json(Probe, event["probe"]), problems),
-        last_steps=last_steps(events),
+        last_steps=part_of_probe(events, "last_step", LastStep),
+        kernels=part_of_probe(events, "kernels", Kernels),
         # A damaged one is left out, because no verdict uses it.
         rates=last_of_kind(events, "rates", lambda event: from_json(GpuRates, event["rates"]), []),
         parameters=parameter_digests(events),

@@ -16,6 +16,7 @@ from launch.contract.records.gpu_rates import GpuRates
 from launch.contract.records.gradient_sketch import GradientSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.inspection import Inspection
+from launch.contract.records.kernels import Kernels
 from launch.contract.records.probe import LastStep, Probe
 from launch.contract.records.step_check import StepCheck
 
@@ -68,7 +69,8 @@ class Attempt(EndedAttempt):
     proofs: Mapping[int, GraphStats]
     probes: Mapping[int, Probe]
     last_steps: Mapping[int, LastStep]
-    """Traced steps; ranks without one are left out."""
+    kernels: Mapping[int, Kernels]
+    """Traced steps and their kernels; ranks without one are left out."""
     rates: Mapping[int, GpuRates]
     """What each rank's GPU reached; ranks that did not measure it are left out."""
     inspections: Mapping[int, Inspection]

@@ -19,10 +19,11 @@ import torch
 
 from launch.contract.records.inspection import OF_PROGRAMS, Inspection
 from launch.frameworks.command_line import HOST_STEPS, PROBED_STEPS
-from launch.train.inspection.capture_blockers import collect_waits, compiled_functions, findings_of, kernels_of
+from launch.train.inspection.capture_blockers import collect_waits, compiled_functions, findings_of
 from launch.train.inspection.dispatch_trace import CaptureBlocker
 from launch.train.inspection.source_line import NOWHERE, current_program_line
 from launch.train.telemetry.event_log import Recorder
+from launch.train.telemetry.kernel_times import kernels_of
 from launch.train.telemetry.profiler import StepsTrace, calls_of, host_syncs, is_kernel, summarise
 
 _GRID = re.compile(r'"grid": *\[([^\]]*)\]')

@@ -17,7 +17,8 @@ from analysis.records.run import Attempt, Run
 from launch.common.atomic_files import members
 from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_PARTS
 from launch.contract.plan import Cell, Reason
-from launch.contract.records.inspection import KINDS, Finding, FindingKind, Inspection, Kernels
+from launch.contract.records.inspection import KINDS, Finding, FindingKind, Inspection
+from launch.contract.records.kernels import Kernels
 from launch.contract.spec import CudaGraph
 
 Worth = Literal["much", "some", "little", "unknown"]

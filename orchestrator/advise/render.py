@@ -13,7 +13,8 @@ from analysis.limits.speedup_bound import EagerStep
 from analysis.report.sections.tables import table
 from launch.common.text import listed
 from launch.contract.plan import Plan, Reason
-from launch.contract.records.inspection import BOUNDS_US, Finding, FindingKind, Kernels
+from launch.contract.records.inspection import Finding, FindingKind
+from launch.contract.records.kernels import BOUNDS_US, Kernels
 from launch.support import is_known_fault
 from orchestrator.advise.advice import SHORT_US, Advice, Worth, recipe_point
 

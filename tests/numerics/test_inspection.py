@@ -18,14 +18,16 @@ from torch import nn
 
 from launch.common.atomic_files import dumps
 from launch.common.typed_json import from_json
-from launch.contract.records.inspection import BOUNDS_US, Inspection
+from launch.contract.records.inspection import Inspection
+from launch.contract.records.kernels import BOUNDS_US
 from launch.contract.spec import Parallelism, RunSpec
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.train.data_loader import batch, open_source
-from launch.train.inspection.capture_blockers import inspect, kernels_of
+from launch.train.inspection.capture_blockers import inspect
 from launch.train.inspection.dispatch_trace import Operation, first_divergence
 from launch.train.inspection.source_line import NOWHERE, Line, current_user_line
+from launch.train.telemetry.kernel_times import kernels_of
 from launch.train.telemetry.profiler import host_syncs
 from tests.distributed import workers
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_spec

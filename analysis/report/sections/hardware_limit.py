@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import itemgetter
+
 from analysis.limits.roofline import Roofline
 from analysis.limits.step_work import KINDS
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import how_to_read, table
 from analysis.sweep.cell_results import CellResult
+from launch.contract.records.kernels import Kernels
 
 TITLE = "## The hardware's limit"
 HEADER = (
@@ -34,7 +38,26 @@ def render(report: ReportData) -> list[str]:
     if not any(roofline.rates for _, roofline in cells):
         reasons = dict.fromkeys(roofline.reason for _, roofline in cells)
         return [TITLE, f"Unknown: {'; '.join(reasons)}."]
-    return [TITLE, table(HEADER, [_row(*cell) for cell in cells]), *how_to_read(*NOTES)]
+    return [TITLE, table(HEADER, [_row(*cell) for cell in cells]), *how_to_read(*NOTES), *_kernel_tables(cells)]
+
+
+def _kernel_tables(cells: Sequence[tuple[CellResult, Roofline]]) -> list[str]:
+    """Render the kernels of the fastest cell of each task that has a record of them."""
+    fastest: dict[str, tuple[float, str, Kernels]] = {}
+    for result, roofline in cells:
+        if roofline.kernels and (step := result.speed.step_time):
+            found = (step.milliseconds, result.name, roofline.kernels)
+            fastest[result.cell.task_id] = min(fastest.get(result.cell.task_id, found), found, key=itemgetter(0))
+    return [block for found in fastest.values() for block in _kernel_table(*found)]
+
+
+def _kernel_table(step_ms: float, name: str, kernels: Kernels) -> list[str]:
+    rows = [
+        (f"`{one.name}`", f"{one.count:g}", f"{one.milliseconds:.2f} ms", f"{one.milliseconds / step_ms:.0%}")
+        for one in kernels.longest
+    ]
+    said = f"The kernels of a step of {name} with the most time, on rank 0. A step has {kernels.number:,.0f} kernels."
+    return [said, table(("kernel", "per step", "time", "of the step"), rows)]
 
 
 def _row(result: CellResult, roofline: Roofline) -> list[str]:

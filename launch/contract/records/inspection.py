@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from launch.common.typed_json import Amount, Count
+from launch.contract.records.kernels import Kernels
 
 FindingKind = Literal[
     "synchronisation", "shape", "operators", "generator", "host generator", "default generator", "kernels", "allocation",
@@ -19,9 +20,6 @@ OF_ENGINES: tuple[FindingKind, ...] = KINDS[:6]
 """What an inspection of this project's engines looks for."""
 OF_PROGRAMS: tuple[FindingKind, ...] = ("synchronisation", "kernels", "allocation")
 """What the observer of a user's program looks for, from outside."""
-
-BOUNDS_US = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0)
-"""Upper bounds of the duration histogram's bins, in microseconds."""
 
 
 @dataclass(frozen=True)
@@ -40,42 +38,6 @@ class Finding:
     code: str
     count: Amount
     detail: str = ""
-
-
-@dataclass(frozen=True)
-class KernelTime:
-    """All kernels of one name: their number and their total milliseconds per step."""
-
-    name: str
-    count: Amount
-    milliseconds: Amount
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """The kernels of a step by duration.
-
-    ``counts[i]`` kernels take less than ``BOUNDS_US[i]`` and at least the bound before it. The last count has the rest.
-    ``longest`` has the kernel names with the largest total time.
-    """
-
-    counts: tuple[Amount, ...]
-    median_us: Amount
-    longest: tuple[KernelTime, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.counts) != len(BOUNDS_US) + 1:
-            raise ValueError(
-                f"kernels are counted in {len(self.counts)} classes of duration, not in {len(BOUNDS_US) + 1}"
-            )
-
-    @property
-    def number(self) -> float:
-        return sum(self.counts)
-
-    def share_below(self, bound_us: float) -> float:
-        """Return the share of kernels below ``bound_us``, one of ``BOUNDS_US``; 0 without kernels."""
-        return sum(self.counts[: BOUNDS_US.index(bound_us) + 1]) / self.number if self.number else 0.0
 
 
 @dataclass(frozen=True)

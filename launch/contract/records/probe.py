@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launch.common.typed_json import Amount
+from launch.contract.records.kernels import Kernels
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,4 @@ class Probed:
 
     probe: Probe
     last_step: LastStep | None = None
+    kernels: Kernels | None = None

@@ -14,19 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
-import numpy as np
 import torch
 
-from launch.contract.records.inspection import BOUNDS_US, Finding, FindingKind, Inspection, Kernels, KernelTime
+from launch.contract.records.inspection import Finding, FindingKind, Inspection
 from launch.train.inspection.dispatch_trace import CaptureBlocker, Operators, default_generators, first_divergence
 from launch.train.inspection.source_line import NOWHERE, Line, current_user_line
+from launch.train.telemetry.kernel_times import kernels_of
 from launch.train.telemetry.profiler import calls_of, host_syncs, is_kernel, trace
 
 INSPECTED_STEPS = 2
 """The smallest number of steps that can be compared."""
-MOST_KERNELS = 8
-LONGEST_NAME = 120
-"""The number of characters kept of a kernel's name. Names of C++ templates have thousands."""
 _WARNING = "called a synchronizing CUDA operation"
 """The text of PyTorch's warning (c10/cuda/CUDAFunctions.cpp, warn_or_error_on_sync)."""
 
@@ -84,24 +81,6 @@ def collect_waits(waited: list[CaptureBlocker], find_line: Callable[[], Line]) -
             yield
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-
-
-# --- kernels --------------------------------------------------------------------------------------------------------
-
-
-def kernels_of(ran: Sequence[tuple[str, int]], steps: int) -> Kernels:
-    """Summarise the (name, nanoseconds) of each kernel of ``steps`` steps."""
-    lengths = np.array([nanoseconds for _, nanoseconds in ran]) / 1e3
-    histogram = np.bincount(np.searchsorted(BOUNDS_US, lengths, side="right"), minlength=len(BOUNDS_US) + 1)
-    counts, totals = Counter(name for name, _ in ran), Counter[str]()
-    for name, nanoseconds in ran:
-        totals[name] += nanoseconds
-    longest = sorted(totals.items(), key=lambda item: (-item[1], item[0]))[:MOST_KERNELS]
-    return Kernels(
-        tuple((histogram / steps).tolist()),
-        float(np.median(lengths)) if len(lengths) else 0.0,
-        tuple(KernelTime(name[:LONGEST_NAME], counts[name] / steps, total / steps / 1e6) for name, total in longest),
-    )
 
 
 def compiled_functions() -> int:

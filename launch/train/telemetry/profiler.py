@@ -16,6 +16,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from launch.contract.records.probe import LastStep, Probe, Probed
+from launch.train.telemetry.kernel_times import kernels_of
 
 HOST_STEPS = 3
 """The number of steps in which the host's time is measured, without the profiler."""
@@ -97,7 +98,8 @@ def _host_milliseconds(step: Callable[[torch.Tensor], object], batch: torch.Tens
 
 def summarise(events: Iterable[Any], steps: int, host_ms: float | None) -> Probed:
     """Return the means over ``steps`` traced steps. ``host_ms`` is the host's time to enqueue one, if it is known."""
-    launches = kernels = 0
+    launches = 0
+    kernels: list[tuple[str, int]] = []
     computing: list[tuple[int, int]] = []
     communicating: list[tuple[int, int]] = []
     for event in events:
@@ -105,17 +107,18 @@ def summarise(events: Iterable[Any], steps: int, host_ms: float | None) -> Probe
         if event.device_type() == DeviceType.CUDA:
             interval = (event.start_ns(), event.start_ns() + event.duration_ns())
             (communicating if COMMUNICATION in name.lower() else computing).append(interval)
-            kernels += is_kernel(event)
+            if is_kernel(event):
+                kernels.append((name, event.duration_ns()))
         elif name.startswith("cudaGraphLaunch"):
             launches += 1
     found = Probe(
         graph_launches=launches / steps,
-        kernels=kernels / steps,
+        kernels=len(kernels) / steps,
         busy_ms=merged_duration(chain(computing, communicating)) / steps / 1e6,
         computing_ms=merged_duration(computing) / steps / 1e6,
         host_ms=host_ms,
     )
-    return Probed(found, last_step([*computing, *communicating], steps))
+    return Probed(found, last_step([*computing, *communicating], steps), kernels_of(kernels, steps))
 
 
 def last_step(work: Iterable[tuple[int, int]], steps: int) -> LastStep | None:

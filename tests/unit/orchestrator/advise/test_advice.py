@@ -17,15 +17,8 @@ from launch.common.typed_json import from_json
 from launch.contract.outcomes import Outcome
 from launch.contract.plan import Reason
 from launch.contract.records.graph_stats import GraphStats
-from launch.contract.records.inspection import (
-    BOUNDS_US,
-    KINDS,
-    OF_PROGRAMS,
-    Finding,
-    Inspection,
-    Kernels,
-    KernelTime,
-)
+from launch.contract.records.inspection import KINDS, OF_PROGRAMS, Finding, Inspection
+from launch.contract.records.kernels import BOUNDS_US, Kernels, KernelTime
 from launch.contract.spec import CudaGraph, Device, EngineName
 from orchestrator.advise.advice import Advice, Candidates, advice_to_json, advise, sort_points
 from orchestrator.advise.render import (
