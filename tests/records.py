@@ -27,7 +27,7 @@ from launch.contract.outcomes import Expectation, Outcome, outcome_to_json
 from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason
 from launch.contract.records.clocks import Clocks
-from launch.contract.records.events import Phase, StepPhase
+from launch.contract.records.events import Phase, StepPhase, read_events
 from launch.contract.records.gpu_rates import GpuRates
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import identity_of
@@ -191,6 +191,12 @@ def _extra_cell(item: Extra) -> Cell:
 def read_metrics(attempt: AttemptPaths) -> Iterator[StepMetrics]:
     for line in read_json_lines(attempt.metrics):
         yield StepMetrics(**step_from_json(line))
+
+
+def trained_bits(attempt: AttemptPaths) -> list[object]:
+    """Return the losses, the gradient norms and the digests of the parameters of ``attempt``."""
+    steps = [(step.loss, step.grad_norm) for step in read_metrics(attempt)]
+    return [*steps, *(event["digest"] for event in read_events(attempt, 0) if event["kind"] == "parameters")]
 
 
 def write_attempt(sweep: SweepPaths, record: AttemptRecord) -> None:

@@ -28,6 +28,7 @@ REPORT_SECONDS = 5.0
 MESSAGE_BYTES = 4096
 SERVER = "launch.train.fork_server"
 INDUCTOR = "torch._inductor.compile_fx"
+MEGATRON = "launch.engines.megatron.engine"
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,9 @@ class ForkServers:
 
 
 def imports(spec: RunSpec) -> tuple[str, ...]:
-    """Return the engine, and Inductor if all runs of the bundle import it."""
-    return (spec.engine, INDUCTOR) if spec.training.compile != "none" else (spec.engine,)
+    """Return the engine, and the modules that all runs of the bundle import late: Megatron-Core, Inductor."""
+    megatron = (MEGATRON,) if spec.engine == "megatron" else ()
+    return (spec.engine, *megatron, INDUCTOR) if spec.training.compile != "none" else (spec.engine, *megatron)
 
 
 class ForkServer:

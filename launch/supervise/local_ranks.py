@@ -1,7 +1,7 @@
 """The ranks of one attempt on this host, each a process of launch.train.worker or of the user's program.
 
-torchrun's elastic agent could start them too, but it first imports torch, which takes seconds. On a CPU, ranks of
-launch.train.worker are forks of a server that has imported torch (launch/supervise/forked_ranks.py).
+torchrun's elastic agent could start them too, but it first imports torch, which takes seconds. Ranks of launch.train.worker
+are forks of a server that has imported torch (launch/supervise/forked_ranks.py).
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ class LocalRanks:
         self._attempt = attempt
         self._arguments = (str(attempt.root),)
         self._is_ending = False
-        # With CUDA, the imports that ranks share use the GPU (Inductor of PyTorch 2.11), and then no fork can.
-        can_fork = self._module == WORKER and spec.placement.device == "cpu"
-        server = servers.serve(spec, self._shared) if can_fork else None
+        server = servers.serve(spec, self._shared) if self._module == WORKER else None
         self._ranks: Sequence[Process] = (
             self._start() if server is None else server.fork(self._arguments, self._places, attempt.launcher_log)
         )

@@ -3,6 +3,9 @@
 launch/supervise/forked_ranks.py starts this server with the environment of the ranks, and orders ranks over a socket on standard
 input. A rank is a fork that goes on as ``python -m launch.train.worker`` would, and ends like any Python program. The kernel ends
 the ranks with the server, and the server with its supervisor.
+
+A fork cannot use CUDA if its parent has. So this process hides the GPUs from what it imports, and checks that no import used one
+before it forks a rank.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +29,17 @@ from launch.common.parent_death import PARENT, die_with_parent
 WORKER = "launch.train.worker"
 ORDER_BYTES = 1 << 20
 """More bytes than an order has, which names the ranks' places, the folder of their attempt, and its log."""
+HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Variables with which PyTorch counts no GPUs, and counts them without CUDA (torch/cuda/__init__.py, ``is_available``)."""
 
 
 def main(engine: str, *modules: str) -> None:
     # Imported modules are never freed, so do not search them for reference cycles (launch/train/worker.py).
     gc.disable()
-    worker = importlib.import_module(WORKER)
-    for module in (worker.ENGINES[engine], *modules):
-        importlib.import_module(module)
+    with hidden_gpus():
+        worker = importlib.import_module(WORKER)
+        for module in (worker.ENGINES[engine], *modules):
+            importlib.import_module(module)
     if reason := unfit():
         sys.stderr.write(f"ranks cannot be forks of a process that has imported engine {engine}: {reason}\n")
         # End the processes that imports started, too.
@@ -46,19 +53,46 @@ def main(engine: str, *modules: str) -> None:
     worker.main(arguments)
 
 
+@contextmanager
+def hidden_gpus() -> Iterator[None]:
+    """Hide the GPUs from imports inside the context, but tell them whether ranks have any.
+
+    Modules ask while they are imported: Inductor of PyTorch 2.11 then chooses how it times kernels. An import that needs more
+    than this answer raises PyTorch's error that there is no GPU.
+    """
+    inherited = {name: os.environ[name] for name in HIDDEN if name in os.environ}
+    os.environ.update(HIDDEN)
+    cuda = importlib.import_module("torch").cuda
+    ask = cuda.is_available
+    if _ranks_have_gpus(inherited):
+        cuda.is_available = lambda: True
+    try:
+        yield
+    finally:
+        cuda.is_available = ask
+        for name in HIDDEN:
+            os.environ.pop(name, None)
+        os.environ.update(inherited)
+
+
+def _ranks_have_gpus(environment: Mapping[str, str]) -> bool:
+    return bool(environment.get("CUDA_VISIBLE_DEVICES"))
+
+
 def unfit() -> str:
     """Return why a fork of this process could not be a rank, or "" if it can be one.
 
     If this process has used CUDA, a fork of it cannot. A fork has only the thread that forked, and it would share child processes.
     """
-    torch = sys.modules["torch"]
+    cuda = sys.modules["torch"].cuda
     files = {os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")}
-    if torch.cuda.is_initialized() or any(file.startswith("/dev/nvidia") for file in files):
+    if cuda.is_initialized() or any(file.startswith("/dev/nvidia") for file in files):
         return "an import used CUDA"
     # Before a fork, OpenBLAS ends its idle threads by a handler of its own. It starts them again when it needs them.
     if (child := os.fork()) == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
+        os._exit(cuda._is_in_bad_fork() or (_ranks_have_gpus(os.environ) and not cuda.is_available()))
+    if os.waitpid(child, 0)[1]:
+        return "CUDA does not start in a fork"
     threads = sorted(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
     if len(threads) > 1:
         return f"an import started threads: {', '.join(threads)}"

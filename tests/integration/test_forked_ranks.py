@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.contract.paths import AttemptPaths
-from launch.contract.records.events import read_events
 from tests.integration.host import Host, rank_pid, recipe
-from tests.records import read_metrics
+from tests.records import trained_bits
 
 
 def parent(pid: int) -> int:
@@ -45,16 +43,10 @@ def test_forks_train_as_new_interpreters_do(tmp_path: Path, compile_cache: Path)
     assert forked.run_ids("alike") == started.run_ids("alike") and len(forked.run_ids("alike")) == 2
     for run_id in forked.run_ids("alike"):
         one, other = (host.sweep("alike").run(run_id).attempt(1) for host in (forked, started))
-        assert results(one) == results(other)
+        assert trained_bits(one) == trained_bits(other)
         assert one.read(one.environment) == other.read(other.environment)
     (log,) = started.sweep("alike").root.glob("bundles/*/supervisor.log")
     said = log.read_text()
     assert "not on this host" in said and "the fork server ended, so each rank is started as a new interpreter" in said
     (log,) = forked.sweep("alike").root.glob("bundles/*/supervisor.log")
     assert log.read_text() == ""
-
-
-def results(attempt: AttemptPaths) -> list[object]:
-    """Return the losses, the gradient norms and the digests of the parameters."""
-    steps = [(step.loss, step.grad_norm) for step in read_metrics(attempt)]
-    return [*steps, *(event["digest"] for event in read_events(attempt, 0) if event["kind"] == "parameters")]

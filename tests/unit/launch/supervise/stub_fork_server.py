@@ -60,10 +60,18 @@ class Imports(types.ModuleType):
         if engine == "process":
             subprocess.Popen(["sleep", "600"])
         if engine == "cuda":
-            sys.modules["torch"].cuda.is_initialized = lambda: True  # type: ignore[attr-defined]
+            Cuda.is_initialized = lambda: True
+        if engine == "driver":
+            Cuda._is_in_bad_fork = lambda: True
         if engine == "hang":
             time.sleep(600)
         return "json"
+
+
+class Cuda:
+    """What the server asks torch.cuda."""
+
+    is_available = is_initialized = _is_in_bad_fork = staticmethod(lambda: False)
 
 
 if __name__ == "__main__":
@@ -73,7 +81,7 @@ if __name__ == "__main__":
         rank(sys.argv[1:])
     else:
         torch, worker = types.ModuleType("torch"), types.ModuleType(fork_server.WORKER)
-        torch.cuda = types.SimpleNamespace(is_initialized=lambda: False)  # type: ignore[attr-defined]
+        torch.cuda = Cuda  # type: ignore[attr-defined]
         worker.__file__, worker.main, worker.ENGINES = __file__, rank, Imports("engines")  # type: ignore[attr-defined]
         sys.modules |= {"torch": torch, fork_server.WORKER: worker}
         fork_server.main(sys.argv[1])

@@ -179,9 +179,11 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AttemptPaths:
     [
         ("missing", "No module named 'no_such_module'"),
         ("cuda", "an import used CUDA"),
+        ("driver", "CUDA does not start in a fork"),
         ("thread", "an import started threads"),
         ("process", "an import started a process"),
         ("hang", ""),
+        ("any", "CUDA does not start in a fork"),
     ],
 )
 def test_without_a_server_ranks_are_new_interpreters(
@@ -189,7 +191,8 @@ def test_without_a_server_ranks_are_new_interpreters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     spec = RunSpec(engine=engine, placement=Placement(ranks_per_node=2))  # type: ignore[arg-type]
-    ranks = LocalRanks(attempt, spec, ENVIRONMENT, servers)
+    variables = ENVIRONMENT | ({"CUDA_VISIBLE_DEVICES": "0"} if engine == "any" else {})
+    ranks = LocalRanks(attempt, spec, variables, servers)
     if engine == "hang":
         os.kill(ranks._ranks[0].pid, signal.SIGKILL)
     deadline = time.monotonic() + SECONDS
