@@ -5,7 +5,8 @@ repository, in alternating turns.
     python -m benchmarks.cost benchmarks/olmoe_12l.yaml --against CHECKOUT --turns 2 --store FOLDER
 
 ``CHECKOUT`` is a folder with the other version (``git worktree add CHECKOUT 4b20bb4``). Both versions get the same recipe and
-settings. With the same store, another call continues where this one was interrupted.
+settings, and each has its own compile caches in the store. With the same store, another call continues where this one was
+interrupted.
 The exit code is 1 if a verdict differs.
 """
 
@@ -43,14 +44,15 @@ class Cost:
     settings: dict[str, dict[str, str]]
 
 
-def run_sweep(checkout: Path, recipe: Path, settings: Sequence[str], store: Path, name: str) -> Cost:
+def run_sweep(checkout: Path, recipe: Path, settings: Sequence[str], store: Path, name: str, caches: Path) -> Cost:
     """Run the sweep ``name`` with the code of ``checkout``, or the rest of it after an interruption."""
     begun = (store / name / "plan.json").exists()
     words = ["resume", name] if begun else ["sweep", str(recipe), f"name={name}", *settings]
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join(filter(None, [str(checkout), inherited]))
     command = [sys.executable, "-m", "orchestrator", *words, "--store", str(store)]
-    subprocess.run(command, cwd=checkout, env={**os.environ, "PYTHONPATH": path}, check=False)
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton")}
+    subprocess.run(command, cwd=checkout, env={**os.environ, **own, "PYTHONPATH": path}, check=False)
     return read_cost(SweepPaths(store / name))
 
 
@@ -169,8 +171,9 @@ def main() -> None:
     for turn in range(arguments.turns):
         for version in list(versions)[:: -1 if turn % 2 else 1]:
             name = f"{arguments.recipe.stem}-{version}-{turn}"
+            caches = store / "caches" / version
             costs[version].append(
-                run_sweep(versions[version], arguments.recipe.resolve(), arguments.settings, store, name)
+                run_sweep(versions[version], arguments.recipe.resolve(), arguments.settings, store, name, caches)
             )
     text, equal = compare(costs["before"], costs["now"])
     print(text)
