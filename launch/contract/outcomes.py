@@ -57,6 +57,8 @@ OUTCOME_TABLE: Mapping[OutcomeName, OutcomeRow] = {
 OUTCOMES: tuple[OutcomeName, ...] = get_args(OutcomeName)
 RESULTS_INTACT = tuple(name for name in OUTCOMES if OUTCOME_TABLE[name].results_intact)
 
+OUT_OF_MEMORY_IN_CHECK = "OOM_STEP_CHECK"
+"""The failure class of a run in which only a step check lacked memory. Its supervisor begins it again without checks."""
 _ENDED_FROM_OUTSIDE = ("SUPERVISOR", "JOB_GONE", "SIGKILL")
 """Failure classes of FAILED runs that somebody else may have ended."""
 _NO_NODE_AT_FAULT = {"PREEMPTED", "DISK_FULL"}
@@ -126,7 +128,8 @@ class Outcome:
     @property
     def is_informative(self) -> bool:
         """Whether the outcome is evidence about the run. If not, an earlier attempt's result counts."""
-        return self.row.cause != "outside" and not self.infrastructure
+        is_about_check = self.failure_class == OUT_OF_MEMORY_IN_CHECK
+        return self.row.cause != "outside" and not self.infrastructure and not is_about_check
 
     @property
     def is_own_failure(self) -> bool:

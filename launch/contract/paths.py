@@ -21,7 +21,8 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/tracking/                       launch.track      what a later upload to W&B needs; id, which ends the W&B ids of
                                                               its runs; project_url, where those that are online are
     <sweep>/runs/<run>/spec.json            orchestrator      the RunSpec
-    <sweep>/runs/<run>/attempts/<k>/        supervisor        a folder that exists is a started attempt
+    <sweep>/runs/<run>/attempts/<k>/        supervisor        a folder that exists is a started attempt: an ordered one, or
+                                                              the one after it, without step checks
         events/rank<r>.jsonl                that rank         phases with memory, captures, replays, exceptions
         metrics.jsonl                       rank 0            one object per step
         environment.json                    rank 0            versions, code, hardware, digests
@@ -52,6 +53,8 @@ from launch.common.regular_file import read_regular
 
 OBSERVED = "LAUNCH_OBSERVED_ATTEMPT"
 """The environment variable that tells the user's program the attempt's folder (engine command)."""
+UNCHECKED = "LAUNCH_MISSING_BYTES_OF_CHECKS"
+"""The environment variable that tells ranks to check no step, and how many bytes checks lacked in the attempt before."""
 IMAGE = "LAUNCH_CONTAINER_IMAGE"
 """The environment variable that tells ranks the image of their container, which nothing inside the container shows."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from launch.contract.outcomes import OutcomeName
+from launch.contract.outcomes import OUT_OF_MEMORY_IN_CHECK, OutcomeName
 from launch.contract.records.events import Phase
 
 
@@ -44,7 +44,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("CHECKPOINT", "CONFIG", "correct model.weights, or the model section of the recipe, as the message says", r"^CheckpointError:"),
     FailureClass("SAFETENSORS", "CONFIG", "a file of model.weights changed after it was checked: make sure that nothing writes there while runs start, or copy it again", r"^SafetensorError:"),
     FailureClass("NUMERIC", "NUMERIC", "look at the eager baseline at the same step: if it is finite, the capture changed the numbers; if not, lower training.learning_rate", r"^NumericError:|found (NaN|Inf) in local"),
-    FailureClass("OOM_STEP_CHECK", "CUDA_OOM", "a step check needs more memory than training, since it runs an eager step in addition to the graphs: set step_checks: 0", r"OutOfMemoryError: in the check of step"),
+    FailureClass(OUT_OF_MEMORY_IN_CHECK, "CUDA_OOM", "a step check needs more memory than training, since it runs an eager step in addition to the graphs: the run begins again by itself without checks; to save this time, set step_checks: 0", r"OutOfMemoryError: in the check of step"),
     FailureClass("OOM_CAPTURE", "CUDA_OOM", "graphs need memory in addition to that of the eager step: capture fewer modules, lower training.micro_batch_size, or raise parallelism.pp or tp", _OUT_OF_MEMORY, phase="capture"),
     FailureClass("CUDA_OOM", "CUDA_OOM", "lower training.micro_batch_size, or raise parallelism.pp or tp; where the eager baseline fits, capture fewer modules", _OUT_OF_MEMORY),
     FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks per node", r"^MemoryError|DefaultCPUAllocator: (can't allocate|not enough) memory"),

@@ -56,10 +56,12 @@ def run_attempt(
     *,
     is_command: bool = False,
     ranks_per_task: int = 1,
+    before_outcome: Callable[[Outcome], None] = lambda _: None,
 ) -> None:
     """Wait for ``ranks`` and write the outcome. End them at a limit, or when ``end_request`` says who wants them to end.
 
-    If Slurm ends the job without a reason, write no outcome: the orchestrator writes it once it knows the reason.
+    Call ``before_outcome`` when no rank runs any more, each time before this tries to write the outcome. If Slurm ends the job
+    without a reason, write no outcome: the orchestrator writes it once it knows the reason.
     """
     started = time.time()
     ended_by = _watch(attempt, ranks, limits, end_request)
@@ -90,7 +92,7 @@ def run_attempt(
         ranks.print_stacks()
     ranks.end()
     if evidence.ended_by != "job":
-        _write_when_disk_has_space(attempt, outcome, evidence, end_request)
+        _write_when_disk_has_space(attempt, outcome, evidence, end_request, before_outcome)
 
 
 def _exit_code(blamed: int | None, evidence: Evidence, ranks: Ranks) -> int | None:
@@ -106,6 +108,7 @@ def _write_when_disk_has_space(
     outcome: Callable[[Evidence], Outcome],
     evidence: Evidence,
     end_request: Callable[[], EndedBy | None],
+    before_outcome: Callable[[Outcome], None],
 ) -> None:
     """Write the outcome. If the disk is full, wait for space, so that the rest of the bundle can still run.
 
@@ -115,7 +118,9 @@ def _write_when_disk_has_space(
     deadline, ended = time.monotonic() + ROOM_SECONDS, time.time()
     while True:
         try:
-            write_json(attempt.outcome, outcome_to_json(attempt, replace(outcome(evidence), ended=ended)))
+            made = replace(outcome(evidence), ended=ended)
+            before_outcome(made)
+            write_json(attempt.outcome, outcome_to_json(attempt, made))
             return
         except OSError as error:
             if error.errno not in FULL or end_request() is not None or time.monotonic() > deadline:

@@ -11,7 +11,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,9 @@ from launch.common.regular_file import read_regular
 from launch.common.typed_json import from_json
 from launch.contract.bundle import Beginning, BundleOrder, runs_not_needed
 from launch.contract.cancellation import read_cancellation
-from launch.contract.outcomes import outcome_to_json
-from launch.contract.paths import AttemptPaths, BundlePaths
+from launch.contract.outcomes import OUT_OF_MEMORY_IN_CHECK, Outcome, outcome_to_json
+from launch.contract.paths import UNCHECKED, AttemptPaths, BundlePaths
+from launch.contract.records.memory import requested_bytes
 from launch.contract.spec import RunSpec, read_spec
 from launch.failures.diagnose import EndedBy, diagnose_job_end, without_spec
 from launch.failures.evidence import last_phases, read_all_events
@@ -77,7 +78,7 @@ class Supervisor:
                 self._judged.add(run_id)
                 judge_verdicts(self._bundle, give_up=partial(self._end_request, run_id))
             elif self._end_request(run_id) is None and self._claim(run_id, attempt):
-                self._run_attempt(run_id, attempt, f"{self._order.bundle_id}.{number}", held.names)
+                self._run_attempts(run_id, attempt, f"{self._order.bundle_id}.{number}", held.names)
         self._servers.close()
         held.release()
         hurries = self._asked_to_end and self._job is not None
@@ -115,7 +116,27 @@ class Supervisor:
     def _attempts(self) -> Iterator[tuple[str, AttemptPaths]]:
         return ((run_id, self._bundle.sweep.run(run_id).attempt(k)) for run_id, k in self._order.schedule)
 
-    def _run_attempt(self, run_id: str, attempt: AttemptPaths, allocation: str, slot_names: tuple[str, ...]) -> None:
+    def _run_attempts(self, run_id: str, attempt: AttemptPaths, allocation: str, slot_names: tuple[str, ...]) -> None:
+        """Run ``attempt``. If memory runs out in one of its step checks, run another attempt without checks."""
+        following = self._bundle.sweep.run(run_id).attempt(attempt.number + 1)
+        missing = 0
+
+        def claim_following(outcome: Outcome) -> None:
+            """Claim it before the outcome is there, so that nobody takes the run for finished."""
+            nonlocal missing
+            lacked = outcome.failure_class == OUT_OF_MEMORY_IN_CHECK and not missing
+            if lacked and self._end_request(run_id) is None:
+                missing = requested_bytes(outcome.message) if self._claim(run_id, following) else 0
+
+        self._run_attempt(attempt, allocation, slot_names, {}, claim_following)
+        if missing:
+            self._run_attempt(following, allocation, slot_names, {UNCHECKED: str(missing)}, claim_following)
+
+    def _run_attempt(
+        self, attempt: AttemptPaths, allocation: str, slot_names: tuple[str, ...], added: Mapping[str, str],
+        before_outcome: Callable[[Outcome], None]
+    ) -> None:  # fmt: skip
+        """Run ``attempt``. Its ranks have the variables ``added``."""
         attempt.logs.mkdir()
         try:
             spec = read_spec(attempt.spec)
@@ -124,23 +145,23 @@ class Supervisor:
             outcome = make_outcome(without_spec(error), allocation, now, now)
             write_json(attempt.outcome, outcome_to_json(attempt, outcome))
             return
-        ranks, variables = self._start(spec, attempt, slot_names)
+        ranks, variables = self._start(spec, attempt, slot_names, added)
         if self._order.tracking is not None:
             self._trackers.append(Tracker(attempt, self._order.tracking, variables, self._bundle.track_log))
         run_attempt(
-            attempt, ranks, self._order.limits, allocation, lambda: self._end_request(run_id),
-            is_command=spec.engine == "command", ranks_per_task=spec.ranks_per_task,
+            attempt, ranks, self._order.limits, allocation, lambda: self._end_request(attempt.run_id),
+            is_command=spec.engine == "command", ranks_per_task=spec.ranks_per_task, before_outcome=before_outcome,
         )  # fmt: skip
         pack_if_completed(attempt, spec.parallelism.world_size)
 
     def _start(
-        self, spec: RunSpec, attempt: AttemptPaths, slot_names: tuple[str, ...]
+        self, spec: RunSpec, attempt: AttemptPaths, slot_names: tuple[str, ...], added: Mapping[str, str]
     ) -> tuple[Ranks, Mapping[str, str]]:
         order = self._order
         if order.step is not None and self._job is not None:
-            variables = step_variables(spec, order.environment, self._job)
+            variables = {**step_variables(spec, order.environment, self._job), **added}
             return StepRanks(attempt, order.step, self._job, variables, spec.ranks_per_task), variables
-        variables = local_variables(spec, order.environment, slot_names)
+        variables = {**local_variables(spec, order.environment, slot_names), **added}
         return LocalRanks(attempt, spec, variables, self._servers), variables
 
     def _record_allocation(self) -> int:
@@ -156,8 +177,9 @@ class Supervisor:
 
     def _close_requeued(self, allocation: str) -> None:
         """Write the outcome of attempts that ran when Slurm requeued this job. All their processes have ended."""
-        for _, attempt in self._attempts():
-            if attempt.root.exists() and not attempt.has_ended:
+        runs = ((self._bundle.sweep.run(run_id), k) for run_id, k in self._order.schedule)
+        for attempt in (attempt for run, k in runs for attempt in run.attempts() if attempt.number >= k):
+            if not attempt.has_ended:
                 events = read_all_events(attempt)
                 started = min((lines[0]["time"] for lines in events.values() if lines), default=time.time())
                 diagnosis = diagnose_job_end("REQUEUED", last_phases(events).get(0, "init"))

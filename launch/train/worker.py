@@ -30,7 +30,7 @@ from launch.common.atomic_files import write_json
 from launch.common.parent_death import die_with_parent
 from launch.common.redact import print_exception
 from launch.contract.errors import EnvironmentFault
-from launch.contract.paths import AttemptPaths
+from launch.contract.paths import UNCHECKED, AttemptPaths
 from launch.contract.records.identity import identity_of
 from launch.contract.spec import EngineName, Model, RunSpec, read_spec
 from launch.engines.profile_ranges import RANGES
@@ -94,7 +94,8 @@ def run(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Recorde
     for fault in known_faults(spec):
         recorder.note(fault.text)
     recorder.write("choices", choices=engine.choices)
-    train(spec, mesh, source, engine, recorder, Metrics(attempt, mesh.rank))
+    missing = int(os.environ.get(UNCHECKED, "0"))
+    train(spec, mesh, source, engine, recorder, Metrics(attempt, mesh.rank), missing)
     engine.close()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -104,7 +104,8 @@ def _is_unsettled(sweep: SweepPaths, bundle: BundlePaths) -> bool:
     order = read_order(bundle)
     if order is None:
         return False
-    unended = {run for run, k in order.schedule if not sweep.run(run).attempt(k).has_ended}
+    latest = {run: sweep.run(run).attempt(max((k, *sweep.run(run).attempt_numbers()))) for run, k in order.schedule}
+    unended = {run for run, attempt in latest.items() if not attempt.has_ended}
     return bool(unended and unended - runs_not_needed(bundle))
 
 
@@ -148,7 +149,7 @@ def _state_without_outcome(owner: BundleOwner, run_id: str, attempt: AttemptPath
     running = replace(interrupted, name="RUNNING", alive=True)
     if owner.job is None or not owner.on_slurm:
         return running if owner.runs(run_id, attempt.number) else interrupted
-    if owner.ordered.get(run_id) != attempt.number:
+    if owner.ordered.get(run_id, attempt.number + 1) > attempt.number:
         return interrupted  # the attempt belongs to an earlier job
     requeued = owner.was_requeued(run_id, attempt.number)
     if owner.lives and not requeued:

@@ -12,9 +12,60 @@ from typing import Any
 import pytest
 import yaml
 
+from launch.contract.outcomes import read_outcome
 from launch.contract.plan import read_plan
+from launch.contract.records.events import read_events
 from tests.integration.host import ROOT, Host, rank_pid, recipe
 from tests.records import read_metrics
+
+WITHOUT_MEMORY = '''
+"""Let memory run out in each uncaptured pass of rank 1."""
+
+import os
+import sys
+
+
+def take_memory():
+    import torch
+
+    from launch.train.inspection.step_check import _Passes
+
+    run = _Passes._run
+
+    def run_or_fail(*arguments):
+        if os.environ["RANK"] == "1":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 1 has 80 GiB")
+        return run(*arguments)
+
+    _Passes._run = run_or_fail
+
+
+if "launch.train.fork_server" in sys.orig_argv:
+    os.register_at_fork(after_in_child=take_memory)
+'''
+
+
+def test_a_check_that_runs_out_of_memory_on_one_rank_costs_only_the_checks(host: Host) -> None:
+    """The supervisor begins the run again without checks. Nothing else is repeated."""
+    module = host.folder / "without_memory" / "sitecustomize.py"
+    module.parent.mkdir()
+    module.write_text(WITHOUT_MEMORY)
+    host.environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{module.parent}"
+    content = recipe("unchecked", steps=12, graphed=True, parallelism={"dp": 2}, step_checks=2)
+    done = host.run("sweep", host.write(content))
+    sweep = host.sweep("unchecked")
+    eager, graphed = (sweep.run(run_id) for run_id in host.run_ids("unchecked"))
+    assert set(host.states("unchecked").values()) == {"COMPLETED"}, done.stdout
+    assert eager.attempt_numbers() == [1] and graphed.attempt_numbers() == [1, 2]
+    first, second = (read_outcome(attempt) for attempt in graphed.attempts())
+    assert first and (first.outcome, first.rank, first.failure_class) == ("CUDA_OOM", 1, "OOM_STEP_CHECK")
+    assert second and second.allocation == first.allocation
+    for rank in range(2):
+        checks = [event["check"] for event in read_events(graphed.attempt(2), rank) if event["kind"] == "step_check"]
+        assert [(check["tensors"], check["missing"]) for check in checks] == [(0, 3 * 2**29)] * 2
+    assert "not step-checked: step" in (sweep.report / "report.md").read_text()
+    assert "CUDA_OOM" not in (sweep.report / "report.md").read_text(), "the run itself has its memory"
+
 
 LAYOUTS: list[dict[str, Any]] = [
     {"tp": 1},

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from launch.contract.records.memory import requested_bytes
 from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import CudaGraph, GraphImpl, Parallelism, RunSpec
 from launch.engines import torch_native
@@ -543,7 +544,7 @@ def test_memory_that_is_missing_is_measured() -> None:
     ):
         assert check_memory.missing_bytes(2**30, torch.device("cuda", 0)) == 7
     assert check_memory.missing_bytes(2**30, CPU) == 0
-    assert check_memory.requested_bytes(failed) == 20 * 2**20
+    assert requested_bytes(str(failed)) == 20 * 2**20
 
 
 def test_host_memory_that_is_missing_is_measured(

@@ -1,8 +1,11 @@
-"""Memory of a rank at the end of a phase."""
+"""Memory of a rank at the end of a phase, and what an allocation lacked."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -20,3 +23,9 @@ class Memory:
     peak_reserved: int | None = None
     graph_pool: int | None = None
     device_outside: int | None = None
+
+
+def requested_bytes(message: str) -> int:
+    """Return the size of the allocation that failed with PyTorch's ``message``, at least 1."""
+    found = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)", message)
+    return max(int(float(found[1]) * _UNITS[found[2]]), 1) if found else 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import torch.distributed as dist
 COMPARISON_BYTES = 2**29
 """Bytes for the temporary tensors of a comparison."""
 _UNLIMITED = 2**62
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def eager_step_bytes(device: torch.device) -> int:
@@ -65,12 +63,6 @@ def _free_in_group(group: Path) -> int:
         return _UNLIMITED
     files = dict(line.split() for line in kinds.read_text().splitlines())
     return int(limit.read_text()) - int(used.read_text()) + int(files["inactive_file"])
-
-
-def requested_bytes(error: torch.OutOfMemoryError) -> int:
-    """Return the size of the allocation that failed, at least 1."""
-    found = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)", str(error))
-    return max(int(float(found[1]) * _UNITS[found[2]]), 1) if found else 1
 
 
 def largest_on_ranks(value: float, device: torch.device) -> float:

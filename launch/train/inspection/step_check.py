@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from launch.contract.records.memory import requested_bytes
 from launch.contract.records.step_check import (
     MOST_DIFFERENCES,
     LayerResult,
@@ -39,7 +40,6 @@ from launch.train.inspection.check_memory import (
     missing_bytes,
     missing_host_bytes,
     pinned_bytes,
-    requested_bytes,
 )
 from launch.train.inspection.fingerprint import NOT_FINITE, Fingerprint, FingerprintMaker
 
@@ -108,7 +108,7 @@ def check_step(
     except torch.OutOfMemoryError as error:
         if dist.is_initialized() and dist.get_world_size() > 1:
             raise torch.OutOfMemoryError(f"in the check of step {number}, where other ranks wait: {error}") from error
-        return StepCheck(number, missing=requested_bytes(error))
+        return StepCheck(number, missing=requested_bytes(str(error)))
     finally:
         if device.type == "cuda":
             # NCCL and other libraries cannot use memory that PyTorch's allocator keeps.

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from launch.contract.outcomes import OUTCOME_TABLE, OUTCOMES, RESULTS_INTACT, Outcome, OutcomeName
+from launch.contract.outcomes import (
+    OUT_OF_MEMORY_IN_CHECK,
+    OUTCOME_TABLE,
+    OUTCOMES,
+    RESULTS_INTACT,
+    Outcome,
+    OutcomeName,
+)
 from launch.failures.classes import FAILURE_CLASSES, FailureClass
 
 
@@ -39,3 +46,9 @@ def test_a_failure_of_the_infrastructure_is_no_evidence_of_the_run(row: FailureC
 def test_what_somebody_else_may_have_ended_is_not_held_against_the_run(name: str) -> None:
     assert name in {row.name for row in FAILURE_CLASSES}
     assert ended("FAILED", name).is_informative and not ended("FAILED", name).is_own_failure
+
+
+def test_memory_that_only_a_step_check_lacked_is_not_held_against_the_run() -> None:
+    assert OUT_OF_MEMORY_IN_CHECK in {row.name for row in FAILURE_CLASSES}
+    outcome = ended("CUDA_OOM", OUT_OF_MEMORY_IN_CHECK)
+    assert not outcome.is_informative and not outcome.is_own_failure and not outcome.is_infrastructure

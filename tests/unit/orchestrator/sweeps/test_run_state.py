@@ -334,6 +334,18 @@ def test_an_attempt_of_an_earlier_order_is_interrupted(sweep: Sweep) -> None:
     assert sweep.states(j11="NODE_FAIL", j12="RUNNING")[:2] == ["QUEUED*", "QUEUED*"]
 
 
+def test_the_attempt_that_a_supervisor_adds_to_an_ordered_one_is_the_run_s_state(sweep: Sweep) -> None:
+    """It adds one without step checks if memory ran out in a check."""
+    sweep.submit("12", (0, 1), (1, 1))
+    sweep.take()
+    sweep.begin(1, outcome="COMPLETED")
+    sweep.begin(0, 1, outcome="CUDA_OOM")
+    sweep.begin(0, 2)
+    assert sweep.states(j12="RUNNING")[:2] == ["RUNNING*", "COMPLETED"]
+    assert [submission.job_id for submission in open_submissions(sweep.paths)] == ["12"]
+    assert sweep.states(j12="TIMEOUT")[:2] == ["TIMEOUT", "COMPLETED"]
+
+
 @pytest.mark.parametrize("job", ["RUNNING", "COMPLETED"])
 def test_what_a_job_had_begun_when_it_was_requeued_has_ended(sweep: Sweep, job: str) -> None:
     sweep.submit("12", (0, 1), (1, 1))
