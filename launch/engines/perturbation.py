@@ -7,8 +7,8 @@ import math
 import torch
 
 
-def next_after(values: torch.Tensor) -> torch.Tensor:
-    """Return the next larger number for each value: (...) -> (...). Gradients pass through unchanged."""
+def next_after(values: torch.Tensor, toward: float = math.inf) -> torch.Tensor:
+    """Return the next number ``toward`` another for each value: (...) -> (...). Gradients pass through unchanged."""
     with torch.no_grad():
-        unit = torch.nextafter(values, torch.full_like(values, math.inf)) - values
+        unit = torch.nextafter(values, torch.full_like(values, toward)) - values
     return values + unit

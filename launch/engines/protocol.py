@@ -78,8 +78,11 @@ class CheckableStep(Protocol):
     def recompute(self, batch: torch.Tensor, repeated: Mapping[str, torch.Tensor]) -> None:
         """Compute the same part uncaptured. Routers choose ``repeated``, int64 (T, topk) by router call, unless it is empty."""
 
-    def perturbed(self) -> AbstractContextManager[bool]:
-        """Move the first layer's output by one unit in the last place inside the context. Yield whether that is possible."""
+    def perturbed(self, toward: float, embedding: bool) -> AbstractContextManager[bool]:
+        """Move the first layer's output by one unit in the last place inside the context, and with ``embedding`` its input too.
+
+        Yield whether that is possible. Numbers move ``toward`` infinity or minus infinity.
+        """
 
     def results(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the results of the last computation by name: losses, gradient norm, main gradients, statistics of routers, and

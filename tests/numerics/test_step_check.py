@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -30,7 +31,7 @@ from tests.distributed import workers
 from tests.numerics.full_iteration_on_cpu import full_iteration_on_cpu
 from tests.numerics.graphed_callables_on_cpu import graphs_on_cpu
 from tests.numerics.test_graphed_layers import EXPERTS
-from tests.numerics.tiny import CPU, MOE, batches, make_spec
+from tests.numerics.tiny import CPU, GPT_OSS, MOE, batches, make_spec
 
 MODEL = replace(MOE, num_layers=3, hidden_size=32, vocab_size=64)
 FULL = CudaGraph("full_iteration", warmup_steps=1)
@@ -377,6 +378,37 @@ def test_a_rank_that_is_out_of_step_is_found_on_both() -> None:
 def test_rounding_is_no_fault(captured: tuple[TorchNativeEngine, torch.Tensor]) -> None:
     found = check(captured, sum_in_halves)
     assert found.unequal > 20 and faults_of(found) == []
+
+
+def sum_in_quarters(engine: TorchNativeEngine) -> AbstractContextManager[Any]:
+    linear = torch.nn.functional.linear
+
+    def in_quarters(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        parts = zip(x.chunk(4, -1), weight.chunk(4, -1), strict=True)
+        y = functools.reduce(torch.add, (linear(*part) for part in parts))
+        return y if bias is None else y + bias
+
+    return mock.patch.object(torch.nn.functional, "linear", in_quarters)
+
+
+AMPLIFIED = replace(GPT_OSS, hidden_size=32, vocab_size=64, init_std=2.0)
+"""Its first layer amplifies rounding by up to 1,000 times as much as what follows it: attention and router are saturated."""
+
+
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_rounding_that_the_first_layer_amplifies_is_no_fault_but_a_planted_fault_is_one(seed: int) -> None:
+    """Another order of summation differs by 0.1% to 0.4% of a gradient, up to 10 times the limit that its output alone gives."""
+    spec = spec_of(FULL)
+    spec = replace(spec, model=AMPLIFIED, training=replace(spec.training, seed=seed))
+    captured = train_to_first_check(spec)
+    with mock.patch.object(step_check, "LEAST_GROWTH", math.inf):
+        assert any(faults_of(check(captured, order)) for order in (sum_in_halves, sum_in_quarters))
+    for order in (sum_in_halves, sum_in_quarters):
+        found = check(captured, order)
+        assert found.unequal > 20 and faults_of(found) == []
+    for name in FAULTS.keys() - {"a frozen scalar"}:
+        found = check(captured, FAULTS[name][0])
+        assert found.calibrated and max(row.in_limits for row in found.rows) > 30, name
 
 
 @pytest.mark.parametrize(("precision", "seed"), [("fp32", 1), ("fp32", 2), ("bf16", 2), ("bf16", 5)])

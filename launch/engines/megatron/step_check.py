@@ -77,17 +77,22 @@ class MegatronStep:
         self._hides_choices = self._hides_choices or self._count_choices() != self._replayed
 
     @contextmanager
-    def perturbed(self) -> Iterator[bool]:
+    def perturbed(self, toward: float, embedding: bool) -> Iterator[bool]:
         """Perturb the first layer, which only the first pipeline stage has. Yield False if routers hide choices.
 
         Hidden choices may jump, so no scale of rounding fits them.
         """
 
         def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
-            return next_after(outputs[0]), *outputs[1:]
+            return next_after(outputs[0], toward), *outputs[1:]
 
         models = (get_attr_wrapped_model(chunk, "pre_process", return_model_obj=True) for chunk in self.schedule.chunks)
-        handles = [model.decoder.layers[0].register_forward_hook(move) for model in models if model.pre_process]
+        first = [model for model in models if model.pre_process]
+        handles = [model.decoder.layers[0].register_forward_hook(move) for model in first]
+        if embedding:
+            handles += [
+                model.embedding.register_forward_hook(lambda *run: next_after(run[-1], toward)) for model in first
+            ]
         try:
             yield not self._hides_choices
         finally:

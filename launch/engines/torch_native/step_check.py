@@ -76,17 +76,21 @@ class TorchNativeStep:
             self._norm = step.optimizer.norm() if self.compared is None else step.update()
 
     @contextmanager
-    def perturbed(self) -> Iterator[bool]:
+    def perturbed(self, toward: float, embedding: bool) -> Iterator[bool]:
         """Perturb the first layer, which only the first pipeline stage has.
 
         Yield False if the uncaptured code is compiled whole, because it then runs no hooks, or if routers hide choices.
         """
 
         def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
-            return next_after(outputs[0]), *outputs[1:]
+            return next_after(outputs[0], toward), *outputs[1:]
 
-        first = [chunk.named_layers()["0"] for chunk in self.train_step.chunks if chunk.is_first]
-        handles = [layer.register_forward_hook(move) for layer in first]
+        first = [chunk for chunk in self.train_step.chunks if chunk.is_first]
+        handles = [chunk.named_layers()["0"].register_forward_hook(move) for chunk in first]
+        if embedding:
+            handles += [
+                chunk.embedding.register_forward_hook(lambda *run: next_after(run[-1], toward)) for chunk in first
+            ]
         try:
             yield not self._is_compiled and not self._hides_choices
         finally:

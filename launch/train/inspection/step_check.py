@@ -2,7 +2,8 @@
 
 Chaos does not build up within one step, so a difference between both is either rounding or a fault. If any rank finds a
 difference, the check measures how large rounding is from the same state: the uncaptured code runs once more unchanged, and once
-perturbed.
+with the first layer's output perturbed. If that does not explain a difference, it runs twice more with that layer's input
+perturbed too. Large weights may amplify rounding inside this layer, which its perturbed output does not show.
 
 Top-k routing is discontinuous: a score that is rounded differently sends a token to another expert. So if the choices of both
 differ, the uncaptured code repeats the replay's choices, and records how far these are from its own.
@@ -16,6 +17,8 @@ No replay may change what it should leave as it is: the weights, or those that a
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +48,9 @@ from launch.train.inspection.fingerprint import NOT_FINITE, Fingerprint, Fingerp
 
 PART_ELEMENTS = 2**26
 """The number of elements of the state that are copied at once, a power of two."""
+LEAST_GROWTH = 4.0
+"""If a perturbed input of the first layer changes results by more than this many times what its perturbed output changes, in the
+median, the layer amplifies rounding. docs/step_check.md has the measurements."""
 
 Results = Mapping[str, Fingerprint]
 MakeFingerprints = Callable[[Iterable[tuple[str, torch.Tensor]]], Results]
@@ -163,9 +169,11 @@ class _Passes:
     def __init__(self, checked: CheckableStep, batch: torch.Tensor, replay: _Replay, snapshot: Snapshot) -> None:
         self._checked, self._batch, self._replay, self._snapshot = checked, batch, replay, snapshot
         self._plain = self._run()
-        chosen = checked.routing()
-        both = sorted(replay.routing.keys() & chosen.keys())
-        self._moved = {name: count for name in both if (count := _count_moved(replay.routing[name], chosen[name]))}
+        self._chosen: Routing = dict(checked.routing())
+        both = sorted(replay.routing.keys() & self._chosen.keys())
+        self._moved = {
+            name: count for name in both if (count := _count_moved(replay.routing[name], self._chosen[name]))
+        }
         self._scored: ScoredChoices = {}
         self._score_noise = 0.0
         self.differences = _compare(self._plain, replay.results)
@@ -184,12 +192,28 @@ class _Passes:
             self.differences = _compare(self._plain, self._replay.results)
             self._scored = self._checked.scored_choices()
         again = _compare(self._run(repeated), self._plain)
-        self._compare_scores()
-        with self._checked.perturbed() as calibrated:
+        self._score_noise = self._change_of_scores()
+        with self._checked.perturbed(math.inf, embedding=False) as calibrated:
             perturbed = _compare(self._run(repeated), self._plain)
-        self._compare_scores()
+        self._score_noise = max(self._score_noise, self._change_of_scores())
         self.noise = _noise(self._plain, again, perturbed) if calibrated else dict.fromkeys(self._plain, NOT_FINITE)
+        rows: list[TensorDifference | RoutingDifference] = [*self.rows(), *self.routing_differences()]
+        if largest_on_ranks(calibrated and any(row.is_fault for row in rows), self._batch.device):
+            self._look_into_first_layer(repeated or self._chosen)
         return calibrated
+
+    def _look_into_first_layer(self, repeated: Routing) -> None:
+        """Measure the noise with the first layer's input moved too, and no token. It replaces a smaller noise if it is far larger."""
+        found, score_noise = [], 0.0
+        for toward in (math.inf, -math.inf):
+            with self._checked.perturbed(toward, embedding=True):
+                found.append(_compare(self._run(repeated), self._plain))
+            score_noise = max(score_noise, self._change_of_scores())
+        inner = _noise(self._plain, *found)
+        growth = [inner[name] / self.noise[name] for name, result in self._plain.items() if not result.is_number]
+        if largest_on_ranks(statistics.median(growth) if growth else 0.0, self._batch.device) > LEAST_GROWTH:
+            self.noise = {name: max(noise, inner[name]) for name, noise in self.noise.items()}
+            self._score_noise = max(self._score_noise, score_noise)
 
     def rows(self) -> list[TensorDifference]:
         noise = {name: self.noise[name] for name in self.differences}
@@ -206,10 +230,12 @@ class _Passes:
             if name in self._scored
         )
 
-    def _compare_scores(self) -> None:
+    def _change_of_scores(self) -> float:
+        """Return the largest change of a router's score in the last pass."""
         others = self._checked.scored_choices()
-        changes = (float((others[name].scores - one.scores).abs().max()) for name, one in self._scored.items())
-        self._score_noise = max(self._score_noise, *changes, 0.0)
+        return max(
+            (float((others[name].scores - one.scores).abs().max()) for name, one in self._scored.items()), default=0.0
+        )
 
     def _run(self, repeated: Mapping[str, torch.Tensor] = {}) -> Results:
         with self._snapshot.restored():
