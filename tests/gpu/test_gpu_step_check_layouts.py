@@ -54,6 +54,7 @@ MEGATRON: dict[str, Case] = {
     "ep2": (MOE, Parallelism(dp=2, ep=2), (CudaGraph("transformer_engine", ROUTED),)),
     "ep2, padded": (PADDED, Parallelism(dp=2, ep=2, distributed_optimizer=True), (WHOLE,)),
     "pp2": (DENSE, Parallelism(pp=2), (LAYERS, LOCAL)),
+    "cp2": (DENSE, Parallelism(cp=2), (WHOLE, LAYERS)),
     "dp2, distributed optimizer": (DENSE, Parallelism(dp=2, distributed_optimizer=True), (WHOLE,)),
 }
 CASES = [("torch_native", name) for name in TORCH_NATIVE] + [("megatron", name) for name in MEGATRON]
@@ -67,7 +68,7 @@ def spec_of(engine: Any, model: Model, layout: Parallelism, graph: CudaGraph) ->
         model=model,
         parallelism=layout,
         training=Training(
-            steps=60, sequence_length=64, micro_batch_size=1, global_batch_size=8, precision="bf16", learning_rate=3e-3,
+            steps=60, sequence_length=256 if layout.cp > 1 else 64, micro_batch_size=1, global_batch_size=8, precision="bf16", learning_rate=3e-3,
             capturable_optimizer=engine == "megatron" and graph.optimizer,
         ),
         cuda_graph=graph,
@@ -214,7 +215,8 @@ def expect_fault_of_rank_1(layout: Parallelism, checks: Sequence[StepCheck], of_
     assert any("attention." in name for name in named), checks
     first = [one.first[0].name if one.first else "" for one in of_layers]
     output = "output of decoder layer 1, micro-batch 0"
+    shared = layout.tp > 1 or layout.cp > 1
     elsewhere = (
-        output if layout.tp > 1 else "gradient of the output of decoder layer 0, micro-batch 0" if layout.pp > 1 else ""
+        output if shared else "gradient of the output of decoder layer 0, micro-batch 0" if layout.pp > 1 else ""
     )
     assert first == [elsewhere, output], of_layers
