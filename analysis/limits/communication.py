@@ -53,10 +53,10 @@ def _tensor(spec: RunSpec, stage: int, layers: Sequence[int]) -> float:
     """Attention and an MLP each sum their output over ranks, and the gradient of their input."""
     layout, summed = spec.parallelism, 0.0
     for number in layers:
-        has_experts = spec.model.has_experts(number)
-        parts = 1 + bool(mlp_width(spec.model, has_experts))
-        again = len(repeated_pieces(spec, has_experts) & {"attention", "mlp"})
-        summed += 2 * parts + again
+        parts = spec.model.parts_of_layer(number)
+        summing = ("attention" in parts) + ("mamba" in parts) + bool(mlp_width(spec.model, parts))
+        again = len(repeated_pieces(spec, "experts" in parts) & {"attention", "mlp"})
+        summed += 2 * summing + again
     # The embedding sums its output, and the logits the gradient of their input.
     summed += (stage == 0) + (stage == layout.pp - 1)
     tensor = tokens_of(spec) * spec.model.hidden_size * BYTES[spec.training.precision]
@@ -66,7 +66,9 @@ def _tensor(spec: RunSpec, stage: int, layers: Sequence[int]) -> float:
 def _expert(spec: RunSpec, layers: Sequence[int]) -> float:
     """Rows go to the ranks of their experts and back, and so do their gradients."""
     layout, model = spec.parallelism, spec.model
-    trips = (4 + 2 * ("experts" in repeated_pieces(spec, True))) * sum(map(model.has_experts, layers))
+    trips = (4 + 2 * ("experts" in repeated_pieces(spec, True))) * sum(
+        "experts" in model.parts_of_layer(number) for number in layers
+    )
     if layout.dispatcher == "allgather":
         copies = float(layout.ep * layout.etp - 1)
     else:

@@ -9,7 +9,8 @@ A rank has r rows in a micro-batch: tokens, or tokens at one of their experts. A
   e bytes for rows, 2nk e for reading the weight, and nk g for the gradient, which all micro-batches but the first also read.
 - **Attention**. Scores stay on the chip (Dao et al., arXiv:2205.14135), and recomputing them in the backward pass does not count.
   Queries, keys and values are read and the result is written. The backward pass reads these and the result's gradient, and
-  writes three gradients.
+  writes three gradients. The scan of a Mamba-2 layer counts as attention: it reads what the layer's first product wrote and
+  writes the input of its second, three times as in products. Convolution and states stay on the chip.
 - **Elementwise**. A residual addition with its norm reads two tensors and writes two; backward, it reads three and writes one.
   Rotation, activation, dispatch and combination of experts' rows, the embedding, and the loss over logits follow the same rule:
   each tensor moves once.
@@ -23,17 +24,18 @@ backward pass reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from analysis.memory.activations import expert_rows, routed_tokens, sharded_tokens, tokens_of
 from analysis.memory.static_memory import BYTES, gradient_bytes, state_of_stages, updated_parameters
+from launch.contract.mamba_sizes import STATE, inner_width, projected_width
 from launch.contract.model_flops import (
     MULTIPLY_ADD,
     PASSES,
+    SCAN,
     Product,
-    ProductPart,
     attention_multiplies,
     layer_products,
     logits_product,
@@ -41,7 +43,7 @@ from launch.contract.model_flops import (
     queries,
 )
 from launch.contract.pipeline_stages import layers_of_stages
-from launch.contract.spec import RunSpec
+from launch.contract.spec import LayerPart, RunSpec
 
 Kind = Literal["dense", "grouped", "attention", "logits", "elementwise", "optimizer"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -101,14 +103,18 @@ def _stage(spec: RunSpec, stage: int, numbers: Iterable[int]) -> Iterator[tuple[
 
 
 def _layer(spec: RunSpec, number: int) -> Iterator[tuple[Kind, Work]]:
-    model, repeated = spec.model, repeated_pieces(spec, spec.model.has_experts(number))
+    model, parts = spec.model, spec.model.parts_of_layer(number)
+    repeated = repeated_pieces(spec, "experts" in parts)
     for part, products in layer_products(model, number).items():
         kind: Kind = "grouped" if part == "experts" else "dense"
         for product in products:
             again = part in repeated and not (part == "mlp" and product is products[-1])
             yield kind, _product(spec, part, product, again)
-    yield "attention", _attention(spec, number, "core_attn" in repeated)
-    for piece, work in _elementwise_pieces(spec, model.has_experts(number)):
+    if "attention" in parts:
+        yield "attention", _attention(spec, number, "core_attn" in repeated)
+    if "mamba" in parts:
+        yield "attention", _scan(spec)
+    for piece, work in _elementwise_pieces(spec, parts):
         yield "elementwise", work[0] + work[1] + (work[0] if piece in repeated else Work())
 
 
@@ -123,7 +129,7 @@ def repeated_pieces(spec: RunSpec, has_experts: bool) -> frozenset[Piece]:
 # --- products and attention -----------------------------------------------------------------------------------------
 
 
-def _product(spec: RunSpec, part: ProductPart | None, product: Product, again: bool) -> Work:
+def _product(spec: RunSpec, part: LayerPart | None, product: Product, again: bool) -> Work:
     """Return the work of ``product`` in a step. ``part`` is None for the logits."""
     training, layout, passes = spec.training, spec.parallelism, PASSES + again
     element, gradient = BYTES[training.precision], gradient_bytes(spec.training)
@@ -150,6 +156,13 @@ def _attention(spec: RunSpec, number: int, again: bool) -> Work:
     return Work(MULTIPLY_ADD * passes * multiplies * tokens, moved * passes * tokens)
 
 
+def _scan(spec: RunSpec) -> Work:
+    """Return the work of a Mamba-2 layer between its projections: it reads z, x, B, C and step sizes, and writes the result."""
+    model, tokens = spec.model, tokens_of(spec) * spec.num_microbatches
+    moved = (projected_width(model) + inner_width(model)) * BYTES[spec.training.precision]
+    return Work(PASSES * SCAN * inner_width(model) * STATE * tokens, PASSES * moved * tokens)
+
+
 def _expert_rows(spec: RunSpec) -> float:
     """Return the rows of a rank's experts in a micro-batch, without the empty rows of buffers."""
     even = routed_tokens(spec) * spec.parallelism.etp * spec.model.moe_router_topk
@@ -159,15 +172,17 @@ def _expert_rows(spec: RunSpec) -> float:
 # --- elementwise ----------------------------------------------------------------------------------------------------
 
 
-def _elementwise_pieces(spec: RunSpec, has_experts: bool) -> Iterator[tuple[Piece, tuple[Work, Work]]]:
-    """Yield the (forward, backward) work of a layer's elementwise pieces."""
+def _elementwise_pieces(spec: RunSpec, parts: Sequence[LayerPart]) -> Iterator[tuple[Piece, tuple[Work, Work]]]:
+    """Yield the (forward, backward) work of the elementwise pieces of a layer with ``parts``. Each part has a norm."""
     model, layout, hidden = spec.model, spec.parallelism, spec.model.hidden_size
-    rotated = (queries(model) + model.num_query_groups * model.kv_channels) / layout.tp
-    yield "layernorm", _both(spec, sharded_tokens(spec), 2 * 4 * hidden, 2 * 4 * hidden)
-    yield "attention", _both(spec, tokens_of(spec), 2 * rotated, (2 + model.qk_layernorm) * rotated)
-    width = mlp_width(model, has_experts) / layout.tp
+    normed = len(parts) * 4 * hidden
+    yield "layernorm", _both(spec, sharded_tokens(spec), normed, normed)
+    if "attention" in parts:
+        rotated = (queries(model) + model.num_query_groups * model.kv_channels) / layout.tp
+        yield "attention", _both(spec, tokens_of(spec), 2 * rotated, (2 + model.qk_layernorm) * rotated)
+    width = mlp_width(model, parts) / layout.tp
     yield "mlp", _both(spec, tokens_of(spec), 3 * width, 5 * width)
-    if has_experts:
+    if "experts" in parts:
         rows, width = _expert_rows(spec), model.moe_ffn_hidden_size / layout.etp
         yield "moe_act", _both(spec, rows, 3 * width, 5 * width)
         # Tokens become rows and rows become tokens; a backward pass also reads rows for the gradient of probabilities.

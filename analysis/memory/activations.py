@@ -11,7 +11,9 @@ import math
 from dataclasses import dataclass
 
 from analysis.memory.static_memory import BYTES, Part
-from launch.contract.spec import RunSpec
+from launch.contract.mamba_sizes import inner_width, projected_width
+from launch.contract.model_flops import mlp_width
+from launch.contract.spec import LayerPart, RunSpec
 
 FP32 = 4
 SCORES = 3 * FP32
@@ -67,28 +69,31 @@ def sharded_tokens(spec: RunSpec) -> int:
     return routed_tokens(spec) if spec.parallelism.sequence_parallel else tokens_of(spec)
 
 
-def layer_bytes(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
-    """Return the bytes that a layer keeps per micro-batch, by its parts, with an even load of experts.
+def layer_bytes(spec: RunSpec, parts: tuple[LayerPart, ...]) -> dict[Part, int]:
+    """Return the bytes that a layer with ``parts`` keeps per micro-batch, by its parts, with an even load of experts.
 
     Hidden dropout keeps a mask, one byte for each element, of what attention and of what the MLP or the experts add. Fused
     attention draws its mask again.
     """
-    kept = _bytes_without_masks(spec, has_experts)
+    kept = _bytes_without_masks(spec, parts)
     if spec.model.hidden_dropout:
-        for part in ("attention", "experts" if has_experts else "mlp"):
+        for part in parts:
             kept[part] += sharded_tokens(spec) * spec.model.hidden_size
     return kept
 
 
-def _bytes_without_masks(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
+def _bytes_without_masks(spec: RunSpec, parts: tuple[LayerPart, ...]) -> dict[Part, int]:
     model, element = spec.model, BYTES[spec.training.precision]
-    kept: dict[Part, int] = {"attention": _attention(spec, element)}
-    shared = model.moe_shared_expert_ffn_hidden_size
-    if not has_experts or shared:
-        width = shared if has_experts else model.ffn_hidden_size
+    norms = len(parts) * sharded_tokens(spec) * model.hidden_size * element
+    kept: dict[Part, int] = {}
+    if "attention" in parts:
+        kept["attention"] = norms + _attention(spec, element)
+    if "mamba" in parts:
+        kept["mamba"] = norms + tokens_of(spec) * _mamba_elements(spec) * element
+    if width := mlp_width(model, parts):
         inner = width * tensors_of_width(spec, weighted=False) // spec.parallelism.tp
-        kept["mlp"] = tokens_of(spec) * element * (model.hidden_size + inner)
-    if has_experts:
+        kept["mlp"] = tokens_of(spec) * element * (model.hidden_size + inner) + (0 if "attention" in parts else norms)
+    if "experts" in parts:
         copy = FP32 if spec.engine == "torch_native" else element
         kept["router"] = routed_tokens(spec) * (
             model.hidden_size * copy + model.num_moe_experts * SCORES + model.moe_router_topk * CHOICE_INDICES
@@ -97,14 +102,15 @@ def _bytes_without_masks(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
     return kept
 
 
-def recomputed_bytes(spec: RunSpec, has_experts: bool) -> dict[Part, int]:
-    """Return the bytes that selective recomputation saves in a layer, by its parts."""
+def recomputed_bytes(spec: RunSpec, parts: tuple[LayerPart, ...]) -> dict[Part, int]:
+    """Return the bytes that selective recomputation saves in a layer with ``parts``."""
+    has_experts = "experts" in parts
     model, layout, modules = spec.model, spec.parallelism, spec.training.recomputed
     element, tokens = BYTES[spec.training.precision], tokens_of(spec)
     normed = tokens * model.hidden_size * element if "layernorm" in modules else 0
     softmax = tokens * model.num_attention_heads // layout.tp * FP32 if "core_attn" in modules else 0
-    less: dict[Part, int] = {"attention": normed + softmax}
-    kept = _bytes_without_masks(spec, has_experts)
+    less: dict[Part, int] = {"attention": normed + softmax} if "attention" in parts else {}
+    kept = _bytes_without_masks(spec, parts)
     if "mlp" in kept:
         whole = ("shared_experts" if has_experts else "mlp") in modules
         less["mlp"] = kept["mlp"] - tokens * model.hidden_size * element if whole else normed
@@ -148,9 +154,9 @@ def tensors_of_width(spec: RunSpec, weighted: bool) -> int:
 
 
 def _attention(spec: RunSpec, element: int) -> int:
-    """Return the bytes of attention.
+    """Return the bytes of attention without those of norms.
 
-    It keeps the inputs of both norms and of the first product, queries, keys and values before and after rotation, and the
+    It keeps the input of the first product, queries, keys and values before and after rotation, and the
     result.
     """
     model, layout = spec.model, spec.parallelism
@@ -158,7 +164,16 @@ def _attention(spec: RunSpec, element: int) -> int:
     keys = model.num_query_groups * model.kv_channels // layout.tp
     inside = model.hidden_size + (queries + 2 * keys) + (queries + keys) + queries
     softmax = model.num_attention_heads // layout.tp * FP32
-    return sharded_tokens(spec) * 2 * model.hidden_size * element + tokens_of(spec) * (inside * element + softmax)
+    return tokens_of(spec) * (inside * element + softmax)
+
+
+def _mamba_elements(spec: RunSpec) -> int:
+    """Return the elements that a Mamba-2 layer keeps per token, without those of its first norm.
+
+    These are the input and output of the first product, and the scan's result, once as it is, once normed. The backward pass
+    computes the convolution and the states again (mamba_ssm 2.3.2 ops/triton/ssd_combined.py:883).
+    """
+    return spec.model.hidden_size + projected_width(spec.model) + 2 * inner_width(spec.model)
 
 
 def logits_bytes(spec: RunSpec) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -10,7 +11,9 @@ from analysis.memory.activations import Rows, expert_rows, layer_bytes, recomput
 from analysis.memory.measured_constants import MEASURED, Constants
 from analysis.memory.static_memory import BYTES, Part, State, layer_parameters
 from launch.contract.pipeline_stages import layers_of_stages
-from launch.contract.spec import Parallelism, RunSpec
+from launch.contract.spec import LayerPart, Model, Parallelism, RunSpec
+
+LayerKind = tuple[LayerPart, ...]
 
 
 def passes_in_flight(layout: Parallelism, stage: int, microbatches: int) -> int:
@@ -50,15 +53,15 @@ class CellLoad:
         return sharded_tokens(self.spec) * self.spec.model.hidden_size * self.element
 
     @cached_property
-    def kept_by_layer(self) -> Mapping[bool, Mapping[Part, int]]:
-        """Bytes of activations per layer and micro-batch, by whether the layer has experts."""
+    def kept_by_layer(self) -> Mapping[LayerKind, Mapping[Part, int]]:
+        """Bytes of activations per layer and micro-batch, by the layer's parts."""
         model = self.spec.model
-        kinds = (*((True,) if model.is_moe else ()), *((False,) if model.has_dense_layers else ()))
+        kinds = dict.fromkeys(map(model.parts_of_layer, range(model.num_layers)))
         return {kind: layer_bytes(self.spec, kind) for kind in kinds}
 
     @cached_property
-    def recomputed_by_layer(self) -> Mapping[bool, Mapping[Part, int]]:
-        """Bytes that selective recomputation saves in a layer, by whether it has experts."""
+    def recomputed_by_layer(self) -> Mapping[LayerKind, Mapping[Part, int]]:
+        """Bytes that selective recomputation saves in a layer, by its parts."""
         if not self.spec.training.recomputed:
             return {}
         return {kind: recomputed_bytes(self.spec, kind) for kind in self.kept_by_layer}
@@ -70,8 +73,8 @@ class CellLoad:
 
     def layer_weights(self, part: Part) -> int:
         """Bytes of the weights of a layer's part."""
-        for has_experts in self.kept_by_layer:
-            if held := layer_parameters(self.spec.model, self.spec.parallelism, has_experts).get(part):
+        for kind in self.kept_by_layer:
+            if held := layer_parameters(self.spec.model, self.spec.parallelism, kind).get(part):
                 return self.element * (held.dense + held.experts)
         return 0
 
@@ -110,8 +113,8 @@ class RankLoad:
     def layers_with(self) -> Mapping[Part, float]:
         """The mean number of layers of a chunk with each part."""
         found: dict[Part, float] = {}
-        for has_experts, kept in self.cell.kept_by_layer.items():
-            if layers := self._layers_by_kind[has_experts]:
+        for kind, kept in self.cell.kept_by_layer.items():
+            if layers := self._layers_by_kind[kind]:
                 for part in kept:
                     found[part] = found.get(part, 0) + layers / self.spec.parallelism.vpp
         return found
@@ -126,10 +129,10 @@ class RankLoad:
         """Bytes that selective recomputation saves in a pass, by part."""
         return self._of_pass(self.cell.recomputed_by_layer)
 
-    def _of_pass(self, by_layer: Mapping[bool, Mapping[Part, int]]) -> Mapping[Part, int]:
+    def _of_pass(self, by_layer: Mapping[LayerKind, Mapping[Part, int]]) -> Mapping[Part, int]:
         total: dict[Part, int] = {}
-        for has_experts, parts in by_layer.items():
-            if layers := self._layers_by_kind[has_experts]:
+        for kind, parts in by_layer.items():
+            if layers := self._layers_by_kind[kind]:
                 for part, of_layer in parts.items():
                     total[part] = total.get(part, 0) + of_layer * layers // self.spec.parallelism.vpp
         return total
@@ -165,15 +168,11 @@ class RankLoad:
         return round(max(0, rows.worst - rows.mean) * row_bytes(self.spec) * layers)
 
     @cached_property
-    def _layers_by_kind(self) -> Mapping[bool, int]:
-        model, layout = self.spec.model, self.spec.parallelism
-        every = model.moe_layer_freq if model.is_moe else 0
-        return _layers_by_kind(model.num_layers, layout.pp, layout.vpp, self.stage, every)
+    def _layers_by_kind(self) -> Mapping[LayerKind, int]:
+        return _layers_by_kind(self.spec.model, self.spec.parallelism, self.stage)
 
 
 @lru_cache(maxsize=256)
-def _layers_by_kind(layers: int, pp: int, vpp: int, stage: int, every: int) -> Mapping[bool, int]:
-    """Return the number of a stage's layers, by whether they have experts. Every ``every``-th layer has; 0 means none."""
-    numbers = layers_of_stages(layers, pp, vpp)[stage]
-    experts = sum(every > 0 and number % every == 0 for number in numbers)
-    return {True: experts, False: len(numbers) - experts}
+def _layers_by_kind(model: Model, layout: Parallelism, stage: int) -> Mapping[LayerKind, int]:
+    """Return the number of a stage's layers, by their parts. It is 0 for other parts."""
+    return Counter(map(model.parts_of_layer, layers_of_stages(model.num_layers, layout.pp, layout.vpp)[stage]))

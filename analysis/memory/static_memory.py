@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from launch.contract.model_flops import GATED_MATRICES
+from launch.contract.mamba_sizes import CONVOLUTION, convolved_width, heads, inner_width, projected_width
+from launch.contract.model_flops import GATED_MATRICES, mlp_width
 from launch.contract.pipeline_stages import layers_of_stages
-from launch.contract.spec import Model, Parallelism, RunSpec, Training
+from launch.contract.spec import LayerPart, Model, Parallelism, RunSpec, Training
 
 MOMENTS = 2 * 4
 """Bytes per element of AdamW's fp32 moments."""
@@ -23,7 +24,7 @@ LEAN = 2 + 2 * 2
 """Bytes per element of a lean optimizer: the low halves of master weights, and two bf16 moments."""
 BYTES = {"fp32": 4, "bf16": 2}
 
-Part = Literal["attention", "mlp", "router", "experts"]
+Part = Literal["attention", "mlp", "router", "experts", "mamba"]
 """The parts of a layer that graphs capture. A shared expert counts as an mlp in a layer with experts."""
 
 
@@ -104,17 +105,22 @@ def _state(spec: RunSpec, held: Parameters) -> State:
 
 
 def _layer(model: Model, layout: Parallelism, number: int) -> Parameters:
-    return sum(layer_parameters(model, layout, model.has_experts(number)).values(), Parameters())
+    return sum(layer_parameters(model, layout, model.parts_of_layer(number)).values(), Parameters())
 
 
 @lru_cache(maxsize=256)
-def layer_parameters(model: Model, layout: Parallelism, has_experts: bool) -> dict[Part, Parameters]:
-    """Return the parameters of a layer by its parts: both norms with attention, and the feed-forward."""
-    held: dict[Part, Parameters] = {"attention": Parameters(2 * model.hidden_size + _attention(model, layout.tp))}
-    width = model.moe_shared_expert_ffn_hidden_size if has_experts else model.ffn_hidden_size
-    if width:
-        held["mlp"] = Parameters(_gated(model, width, layout.tp))
-    if has_experts:
+def layer_parameters(model: Model, layout: Parallelism, parts: tuple[LayerPart, ...]) -> dict[Part, Parameters]:
+    """Return the parameters of a layer with ``parts``: all of its norms with its first part, and the feed-forward."""
+    held: dict[Part, Parameters] = {}
+    norms = len(parts) * model.hidden_size
+    if "attention" in parts:
+        held["attention"] = Parameters(norms + _attention(model, layout.tp))
+    if "mamba" in parts:
+        held["mamba"] = Parameters(norms + _mamba(model))
+    if width := mlp_width(model, parts):
+        own = 0 if "attention" in parts else norms
+        held["mlp"] = Parameters(own + _gated(model, width, layout.tp))
+    if "experts" in parts:
         expert = _gated(model, model.moe_ffn_hidden_size, layout.etp)
         held["router"] = Parameters(model.num_moe_experts * (model.hidden_size + model.add_bias_linear))
         held["experts"] = Parameters(experts=model.num_moe_experts // layout.ep * expert)
@@ -133,6 +139,12 @@ def _attention(model: Model, tp: int) -> int:
     split += model.num_attention_heads if model.attention_sinks else 0
     whole = (model.hidden_size if model.add_bias_linear else 0) + (2 * model.kv_channels if model.qk_layernorm else 0)
     return split // tp + whole
+
+
+def _mamba(model: Model) -> int:
+    """Return the number of a Mamba-2 layer's parameters: projections, convolution, inner norm, and three of each head."""
+    projections = model.hidden_size * (projected_width(model) + inner_width(model))
+    return projections + (CONVOLUTION + 1) * convolved_width(model) + inner_width(model) + 3 * heads(model)
 
 
 def _gated(model: Model, width: int, ranks: int) -> int:

@@ -136,7 +136,7 @@ def _attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
 
 def _feed_forward(model: Model, number: int, ours: str, theirs: str, packed: bool) -> Iterator[Entry]:
     # As in Megatron-Core, a frequency of n gives experts to layers 0, n, 2n and so on.
-    if not model.has_experts(number):
+    if "experts" not in model.parts_of_layer(number):
         return _dense(model, ours, theirs)
     if architecture_of(model) is GPT_OSS:
         return _gpt_oss_experts(model, ours, theirs, packed)

@@ -2,7 +2,7 @@
 
 A product of m x n by n x k takes 2mnk operations. Each forward product has two of its size in the backward pass, which makes 6
 operations per weight and token. The count includes the attention projections, the gated feed-forward (three matrices; with
-experts, those of the top-k and shared experts) and the output layer. It excludes the embedding, the router, norms and
+experts, those of the top-k and shared experts), both projections and the scan of a Mamba-2 layer, and the output layer. It excludes the embedding, the router, norms and
 elementwise operations. Attention takes 2 products (with keys, with values) per key that a token sees: on average half the
 sequence under a causal mask, less with a window. Recomputation and expert padding do not count: these are FLOPs of the model,
 not of the hardware.
@@ -18,10 +18,11 @@ packed sequence count as one, which overestimates attention.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
-from launch.contract.spec import Model, RunSpec
+from launch.contract.mamba_sizes import STATE, inner_width, projected_width
+from launch.contract.spec import LayerPart, Model, RunSpec
 
 PASSES = 3
 """The forward product, and two of the same size backward: one for weight gradients, one for input gradients."""
@@ -29,8 +30,9 @@ MULTIPLY_ADD = 2
 GATED_MATRICES = 3
 """Gate, up and down."""
 
-ProductPart = Literal["attention", "mlp", "experts"]
-"""The parts of a layer with products. A shared expert counts as an mlp in a layer with experts."""
+SCAN = 7
+"""Operations of a scan's forward pass per channel and state (Megatron-LM core_r0.19.0 megatron/training/training.py,
+``mamba_layer_flops``)."""
 
 
 class Product(NamedTuple):
@@ -59,13 +61,13 @@ def tokens_per_step(spec: RunSpec) -> int:
 def flops_per_token(model: Model, sequence_length: int) -> float:
     """Return the operations per token, forward and backward."""
     layers = sum(
-        sum(_weights_per_token(model, number).values()) + attention_multiplies(model, number, sequence_length)
+        sum(_weights_per_token(model, number).values()) + mixing_multiplies(model, number, sequence_length)
         for number in range(model.num_layers)
     )
     return PASSES * MULTIPLY_ADD * (layers + logits_product(model).weights)
 
 
-def _weights_per_token(model: Model, number: int) -> Mapping[ProductPart, int]:
+def _weights_per_token(model: Model, number: int) -> Mapping[LayerPart, int]:
     """Return the weights that a token meets in layer ``number``. It meets those of ``moe_router_topk`` experts."""
     return {
         part: sum(product.weights for product in products) * (model.moe_router_topk if part == "experts" else 1)
@@ -73,16 +75,22 @@ def _weights_per_token(model: Model, number: int) -> Mapping[ProductPart, int]:
     }
 
 
-def layer_products(model: Model, number: int) -> Mapping[ProductPart, tuple[Product, ...]]:
-    """Return the products of layer ``number``, counted from 0, for each row: a token, or a token at one of its experts."""
-    keys = model.num_query_groups * model.kv_channels
-    columns, hidden = queries(model) + 2 * keys, model.hidden_size
-    found: dict[ProductPart, tuple[Product, ...]] = {
-        "attention": (Product(hidden, columns, "outputs"), Product(queries(model), hidden, "inputs"))
-    }
-    if width := mlp_width(model, model.has_experts(number)):
+def layer_products(model: Model, number: int) -> Mapping[LayerPart, tuple[Product, ...]]:
+    """Return the products of layer ``number``, counted from 0, for each row: a token, or a token at one of its experts.
+
+    A shared expert counts as an mlp in a layer with experts.
+    """
+    parts, hidden = model.parts_of_layer(number), model.hidden_size
+    found: dict[LayerPart, tuple[Product, ...]] = {}
+    if "attention" in parts:
+        columns = queries(model) + 2 * model.num_query_groups * model.kv_channels
+        found["attention"] = Product(hidden, columns, "outputs"), Product(queries(model), hidden, "inputs")
+    if "mamba" in parts:
+        inner = inner_width(model)
+        found["mamba"] = Product(hidden, projected_width(model), "outputs"), Product(inner, hidden, "inputs")
+    if width := mlp_width(model, parts):
         found["mlp"] = _gated(hidden, width)
-    if model.has_experts(number):
+    if "experts" in parts:
         found["experts"] = _gated(hidden, model.moe_ffn_hidden_size)
     return found
 
@@ -96,9 +104,18 @@ def queries(model: Model) -> int:
     return model.num_attention_heads * model.kv_channels
 
 
-def mlp_width(model: Model, has_experts: bool) -> int:
-    """Return the width of a layer's MLP, or of its shared expert; 0 if it has none."""
-    return model.moe_shared_expert_ffn_hidden_size if has_experts else model.ffn_hidden_size
+def mlp_width(model: Model, parts: Collection[LayerPart]) -> int:
+    """Return the width of the MLP of a layer with ``parts``, or of its shared expert; 0 if it has none."""
+    if "experts" in parts:
+        return model.moe_shared_expert_ffn_hidden_size
+    return model.ffn_hidden_size if "mlp" in parts else 0
+
+
+def mixing_multiplies(model: Model, number: int, sequence_length: int) -> float:
+    """Return the multiplications per token of what layer ``number`` does between tokens: attention, or a scan."""
+    parts = model.parts_of_layer(number)
+    scan = SCAN * inner_width(model) * STATE / MULTIPLY_ADD if "mamba" in parts else 0.0
+    return scan + (attention_multiplies(model, number, sequence_length) if "attention" in parts else 0.0)
 
 
 def attention_multiplies(model: Model, number: int, sequence_length: int) -> float:

@@ -37,16 +37,25 @@ FaultKind = Literal[
 ]  # fmt: skip
 
 
+LayerPart = Literal["attention", "mlp", "experts", "mamba"]
+LAYER_LETTERS: Mapping[str, LayerPart] = {"M": "mamba", "*": "attention", "-": "mlp"}
+"""Megatron's letters for the layers of a hybrid model."""
+HYBRID_SCOPES: Mapping[str, str] = {"M": "mamba", "*": "attn", "-": "mlp"}
+"""The graph scope of each letter."""
+
+
 @dataclass(frozen=True)
 class Model:
     """A decoder-only transformer. ``num_moe_experts=0`` is a dense model; sizes are per layer, in elements.
 
-    ``window_size`` counts the tokens that a windowed layer attends to, the token itself included.
+    ``window_size`` counts the tokens that a windowed layer attends to, the token itself included. ``hybrid_override_pattern``
+    makes a hybrid model. It has a letter for each layer, which then has this part alone (LAYER_LETTERS).
     """
 
     preset: str = ""
     weights: str = "random"
     num_layers: int = 2
+    hybrid_override_pattern: str = ""
     hidden_size: int = 64
     num_attention_heads: int = 4
     num_query_groups: int = 4
@@ -111,18 +120,29 @@ class Model:
         skip = self.window_attn_skip_freq
         return 0 if skip and (number + 1) % skip == 0 else self.window_size
 
-    def has_experts(self, number: int) -> bool:
-        """Return whether layer ``number``, counted from 0, has experts: an MoE model's layers 0, ``moe_layer_freq``, ..."""
-        return self.is_moe and number % self.moe_layer_freq == 0
+    @property
+    def is_hybrid(self) -> bool:
+        return bool(self.hybrid_override_pattern)
+
+    def parts_of_layer(self, number: int) -> tuple[LayerPart, ...]:
+        """Return the parts of layer ``number``, counted from 0. In an MoE model, layers 0, ``moe_layer_freq``, ... have experts."""
+        if self.is_hybrid:
+            letter = self.hybrid_override_pattern[number : number + 1]
+            return (LAYER_LETTERS[letter],) if letter in LAYER_LETTERS else ()
+        return "attention", "experts" if self.is_moe and number % self.moe_layer_freq == 0 else "mlp"
 
     @property
     def has_dense_layers(self) -> bool:
         """Whether at least one layer has a plain MLP (Megatron: ``moe_layer_freq`` above 1)."""
+        if self.is_hybrid:
+            return "-" in self.hybrid_override_pattern
         return not self.is_moe or self.moe_layer_freq > 1
 
     @property
     def layer_scopes(self) -> tuple[str, ...]:
         """The graph scopes that together contain every layer."""
+        if self.is_hybrid:
+            return tuple(scope for letter, scope in HYBRID_SCOPES.items() if letter in self.hybrid_override_pattern)
         return ("attn", *(("mlp",) if self.has_dense_layers else ()), *(("moe",) if self.is_moe else ()))
 
 
@@ -435,6 +455,10 @@ class RunSpec:
             return whole_layer | {"rest of the model"} | ({"optimizer"} if graph.optimizer else set())
         if not implementation.takes_scope:
             return frozenset()
+        if self.model.is_hybrid:
+            # Each layer has one part.
+            named = (SCOPE_PARTS[name] for name in graph.scope if name in self.model.layer_scopes)
+            return frozenset().union(*named) if graph.scope else whole_layer
         if not graph.scope or (not implementation.splits_layers and "attn" in graph.scope):
             return whole_layer
         if not implementation.splits_layers:

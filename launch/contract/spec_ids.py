@@ -30,7 +30,7 @@ PADDING = ("max_documents",)
 
 BEFORE_FIELDS = (
     ("attention_dropout", 0.0), ("hidden_dropout", 0.0), ("optimizer_precision", "fp32"), ("pattern", ""), ("capturable_optimizer", False),
-    ("max_documents", None),
+    ("max_documents", None), ("hybrid_override_pattern", ""),
 )  # fmt: skip
 """What runs did before these fields existed. At this value a digest omits the field, so those runs keep their ids."""
 

@@ -54,7 +54,7 @@ class Layer(nn.Module):
         self.mlp_norm = Norm(model.hidden_size, norm_sharding)
         self.mlp = (
             MixtureOfExperts(context)
-            if model.has_experts(number)
+            if "experts" in model.parts_of_layer(number)
             else Mlp(model, model.ffn_hidden_size, context.elementwise, context.tp)
         )
 

@@ -52,6 +52,21 @@ def test_ranks_share_what_the_layout_says() -> None:
     assert split.experts * 2 == whole.experts and split.dense < whole.dense * 0.6
 
 
+def test_a_hybrid_model_has_the_parameters_of_its_layers() -> None:
+    """Attention and an MLP in layers of their own have the parameters of one layer with both. A Mamba-2 layer has those that
+    Megatron-Core's MambaMixer makes."""
+    model = replace(preset("hybrid_12l"), num_layers=2)
+    (apart,), (together,) = (
+        stages(replace(model, hybrid_override_pattern="*-"), Parallelism()),
+        stages(replace(model, num_layers=1, hybrid_override_pattern=""), Parallelism()),
+    )
+    assert apart == together
+    (mamba,) = stages(replace(model, hybrid_override_pattern="*-M", num_layers=3), Parallelism())
+    hidden, inner, convolved, heads = 1024, 2048, 4096, 32
+    projections = hidden * (inner + convolved + heads) + inner * hidden
+    assert mamba.dense - apart.dense == hidden + projections + 5 * convolved + inner + 3 * heads
+
+
 def test_the_fullest_stage_counts() -> None:
     """The last of two stages has the output head and the last norm. The first has the embedding, which is as large as
     the head."""

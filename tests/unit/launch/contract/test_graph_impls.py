@@ -11,6 +11,7 @@ from launch.contract.spec import CudaGraph, EngineName, GraphImpl, Model, RunSpe
 
 DENSE = Model()
 MOE = Model(num_moe_experts=4, moe_router_topk=2)
+HYBRID = Model(num_layers=3, hybrid_override_pattern="M*-")
 EXPERTS = {"router", "preprocessing", "experts"}
 
 
@@ -30,6 +31,10 @@ def test_every_name_that_a_recipe_may_write_has_a_row() -> None:
         (DENSE, CudaGraph("local", ("mlp",)), {"attention", "mlp"}),
         (MOE, CudaGraph("local", ("moe",)), set()),
         (DENSE, CudaGraph("full_iteration", optimizer=True), {"attention", "mlp", "rest of the model", "optimizer"}),
+        (HYBRID, CudaGraph("transformer_engine"), {"mamba", "attention", "mlp"}),
+        (HYBRID, CudaGraph("transformer_engine", ("mamba",)), {"mamba"}),
+        (HYBRID, CudaGraph("local", ("attn", "mamba")), {"mamba", "attention"}),
+        (HYBRID, CudaGraph("full_iteration"), {"mamba", "attention", "mlp", "rest of the model"}),
         (DENSE, CudaGraph("cudagraph"), set()),  # type: ignore[arg-type]
     ],
 )

@@ -56,6 +56,18 @@ def test_dense_layers_among_those_with_experts_count_as_dense() -> None:
     assert more == 6 * 2 * 3 * 64 * (512 - 2 * 32)
 
 
+def test_a_hybrid_model_counts_each_layer_as_megatron_does() -> None:
+    """``mamba_layer_flops`` of Megatron-LM (core_r0.19.0 megatron/training/training.py) for one layer's forward pass."""
+    model = preset("hybrid_12l")
+    hidden, inner, state, groups, heads = 1024, 2048, 128, 8, 32
+    mamba = 2 * hidden * (2 * inner + 2 * groups * state + heads) + 7 * inner * state + 2 * inner * hidden
+    without = replace(model, hybrid_override_pattern=model.hybrid_override_pattern.replace("M", "?"))
+    assert flops_per_token(model, SEQUENCE) - flops_per_token(without, SEQUENCE) == 3 * 5 * mamba
+    dense = replace(model, hybrid_override_pattern="", num_layers=1)
+    apart = replace(model, hybrid_override_pattern="*-", num_layers=2)
+    assert flops_per_token(apart, SEQUENCE) == flops_per_token(dense, SEQUENCE)
+
+
 def test_a_step_is_of_the_global_batch() -> None:
     spec = RunSpec(training=Training(global_batch_size=16, micro_batch_size=2, sequence_length=256))
     assert model_flops(spec) == flops_per_token(spec.model, 256) * 16 * 256
