@@ -22,7 +22,7 @@ BUILT_FROM = "built_from.json"
 
 PACKAGES = (
     "torch", "triton", "numpy", "tokenizers", "transformer-engine", "megatron-core", "nvidia-nccl-cu13",
-    "nvidia-cudnn-cu13",
+    "nvidia-cudnn-cu13", "mamba-ssm", "causal-conv1d",
 )  # fmt: skip
 """Distributions whose version may change a run's numbers or speed."""
 

@@ -38,6 +38,8 @@ FIELDS: Mapping[str, str] = {
     "recompute_modules": "training.recompute_modules",
     "moe_router_fusion": "training.moe_router_fusion",
     "num_layers": "model.num_layers",
+    "hybrid_override_pattern": "model.hybrid_override_pattern",
+    "hybrid_layer_pattern": "model.hybrid_override_pattern",
     "hidden_size": "model.hidden_size",
     "ffn_hidden_size": "model.ffn_hidden_size",
     "num_attention_heads": "model.num_attention_heads",

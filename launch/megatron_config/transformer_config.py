@@ -53,7 +53,7 @@ def transformer_settings(spec: RunSpec, layers: Layers = "transformer_engine") -
 
 
 def model_settings(spec: RunSpec) -> dict[str, Any]:
-    """Return arguments of GPTModel, and for YaRN also the fields that it reads from its configuration (``yarn_``)."""
+    """Return arguments of GPTModel or MambaModel, and for YaRN also the fields that it reads from its configuration (``yarn_``)."""
     model = spec.model
     settings: dict[str, Any] = {
         "vocab_size": model.vocab_size,
@@ -62,6 +62,9 @@ def model_settings(spec: RunSpec) -> dict[str, Any]:
         "position_embedding_type": "rope",
         "rotary_base": model.rotary_base,
     }
+    if model.is_hybrid:
+        # 0.19 calls the model HybridModel and the argument hybrid_layer_pattern. It still takes the names of 0.16.
+        settings["hybrid_override_pattern"] = model.hybrid_override_pattern
     if model.rope_scaling == "llama3":
         settings |= {"rope_scaling": True, "rope_scaling_factor": model.rope_scaling_factor}
     return settings | (yarn_settings(model) if model.rope_scaling == "yarn" else {})

@@ -73,6 +73,11 @@ RULES: tuple[Rule, ...] = (
     padded_capacity("torch_native"),
     _grouped_width("hidden_size"),
     _grouped_width("moe_ffn_hidden_size"),
+    fixed(
+        "torch_native", "model.hybrid_override_pattern", "",
+        "Set model.hybrid_override_pattern='' (every layer has attention and an MLP), or engine=megatron on a GPU, whose library "
+        "has Mamba layers.",
+    ),
     fixed("torch_native", "parallelism.etp", 1),
     fixed("torch_native", "cuda_graph.mend", ()),
     fixed("torch_native", "parallelism.cp", 1, "Set parallelism.cp=1, or engine=megatron."),

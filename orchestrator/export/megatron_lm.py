@@ -67,6 +67,7 @@ def _model_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
             "rotary_base": int(given["rotary_base"]),
             "use_rope_scaling": model.rope_scaling == "llama3",
             "rope_scaling_factor": given.get("rope_scaling_factor"),
+            "hybrid_override_pattern": given.get("hybrid_override_pattern"),
         }
     )
 
@@ -105,6 +106,11 @@ def _notes(spec: RunSpec) -> Iterator[str]:
         yield (
             f"parallelism.tp={layout.tp}, cp={layout.cp}: set {CONNECTIONS}=1 in the job, or Megatron-LM does not start on GPUs "
             "before Blackwell"
+        )
+    if model.is_hybrid:
+        yield (
+            "model.hybrid_override_pattern: only Megatron-LM's pretrain_mamba.py takes it, with --spec "
+            "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
         )
     if not layout.batch_p2p_sync:
         yield "parallelism.batch_p2p_sync=false: Megatron-LM has no flag for it; set batch_p2p_sync=False in its TransformerConfig"

@@ -58,11 +58,17 @@ def _data_sets(words: Sequence[str]) -> Sequence[str]:
     return [path for _, path in sorted(weighted, key=lambda pair: -pair[0])]
 
 
+def _layers(words: Sequence[str]) -> Mapping[str, Any]:
+    """Return the settings of a hybrid model's pattern, which also gives the number of layers."""
+    return {"model.hybrid_override_pattern": words[0], "model.num_layers": len(words[0])}
+
+
 VALUES: Mapping[str, Callable[[Sequence[str]], Mapping[str, Any]]] = {
     "data_path": lambda words: {"data.kind": "indexed", "data.path": _data_sets(words)[0]},
     "window_size": lambda words: {"model.window_size": int(re.findall(r"-?\d+", " ".join(words))[0]) + 1},
     "softmax_type": lambda words: {"model.attention_sinks": {"vanilla": False, "learnable": True}[words[0]]},
     "fp8_format": lambda words: {"training.fp8": "delayed"},
+    **dict.fromkeys(("hybrid_override_pattern", "hybrid_layer_pattern"), _layers),
 }
 """Flags whose words are not those of a recipe. The functions raise LookupError or ValueError for words that no recipe has."""
 NEEDED = {
@@ -283,9 +289,9 @@ def _derived(flags: Flags, settings: Mapping[str, Any]) -> dict[str, Any]:
         derived["model.moe_router_topk"] = 0
     if "train_iters" not in flags:
         derived["training.steps"] = ENOUGH_STEPS
-    later = not flags.keys().isdisjoint({"cuda_graph_modules", "optimizer_cuda_graph"}) or flags.get(
-        "cuda_graph_impl"
-    ) == ["full_iteration"]
+    later = not flags.keys().isdisjoint(
+        {"cuda_graph_modules", "optimizer_cuda_graph", "hybrid_layer_pattern"}
+    ) or flags.get("cuda_graph_impl") == ["full_iteration"]
     return derived | _derived_layout(flags, settings) | {"megatron_core": "0.19" if later else "0.16"}
 
 

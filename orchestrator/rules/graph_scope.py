@@ -95,16 +95,24 @@ RULES: tuple[Rule, ...] = (
         source=f"{CONFIG}:1756",
     ),
     Rule(
-        "scope.mamba", ("cuda_graph.scope",), "mamba needs mamba layers, and no model here has any",
-        lambda spec: "mamba" in spec.cuda_graph.scope,
-        fix="Remove mamba from cuda_graph.scope.",
+        "scope.mamba", ("cuda_graph.scope", "model.hybrid_override_pattern"), "mamba needs mamba layers",
+        lambda spec: "mamba" in spec.cuda_graph.scope and "mamba" not in spec.model.layer_scopes,
+        fix="Remove mamba from cuda_graph.scope, or write a model.hybrid_override_pattern with an M for each such layer.",
         source=f"{MCORE}transformer/cuda_graphs.py:1645 (matches no layer: nothing would be captured)",
     ),
+    Rule(
+        "scope.attn_without_attention", ("cuda_graph.scope", "model.hybrid_override_pattern"),
+        "attn needs layers with attention",
+        lambda spec: "attn" in spec.cuda_graph.scope and "attn" not in spec.model.layer_scopes,
+        fix="Remove attn from cuda_graph.scope.",
+        source=f"{MCORE}transformer/cuda_graphs.py:1649 (matches no layer: nothing would be captured)",
+    ),
     MegatronRule(
-        "scope.local_mlp", GRAPH, "local with mlp and without attn cannot build a layer",
+        "scope.local_mlp", (*GRAPH, "model.hybrid_override_pattern"),
+        "local with mlp cannot build a layer that lacks attention, or whose attention is not in the scope",
         lambda spec: _captures_whole_layers(spec)
         and "mlp" in spec.cuda_graph.scope
-        and "attn" not in spec.cuda_graph.scope,
+        and ("attn" not in spec.cuda_graph.scope or spec.model.is_hybrid),
         fix="Use transformer_engine for mlp.",
         source=f"{MCORE}transformer/transformer_layer.py:485 (it asks whether the layer has experts before it knows)",
     ),

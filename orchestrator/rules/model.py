@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launch.contract.spec import RunSpec
+from launch.contract.mamba_sizes import WIDTH_MULTIPLE
+from launch.contract.spec import LAYER_LETTERS, RunSpec
 from launch.support.rule import ARITHMETIC, CONFIG, MCORE, Rule, divides
 
 
@@ -10,6 +11,13 @@ def _missing_sizes(spec: RunSpec) -> list[str]:
     dense = ("ffn_hidden_size",) if spec.model.has_dense_layers else ()
     experts = ("moe_ffn_hidden_size", "moe_router_topk") if spec.model.is_moe else ()
     return [f"model.{name}" for name in (*dense, *experts) if getattr(spec.model, name) < 1]
+
+
+def _wrong_pattern(spec: RunSpec) -> bool:
+    pattern = spec.model.hybrid_override_pattern
+    return bool(pattern) and (
+        len(pattern) != spec.model.num_layers or not set(pattern) <= LAYER_LETTERS.keys() or "M" not in pattern
+    )
 
 
 def _empty_rope_range(spec: RunSpec) -> list[str]:
@@ -39,6 +47,20 @@ RULES: tuple[Rule, ...] = (
         _missing_sizes,
         fix="Set the named fields to 1 or more.",
         source=ARITHMETIC,
+    ),
+    Rule(
+        "model.hybrid_override_pattern", ("model.hybrid_override_pattern", "model.num_layers"),
+        "a hybrid model needs one letter for each layer: M (Mamba-2), * (attention) or - (MLP), with at least one M",
+        _wrong_pattern,
+        fix="Write num_layers of these letters, or leave the pattern out. Run other layers by engine: command.",
+        source="megatron-core 0.16.1 ssm/mamba_hybrid_layer_allocation.py:84",
+    ),
+    Rule(
+        "model.mamba_width", ("model.hybrid_override_pattern", "model.hidden_size"),
+        f"the groups of a Mamba-2 layer need a hidden_size that {WIDTH_MULTIPLE} divides",
+        lambda spec: "M" in spec.model.hybrid_override_pattern and not divides(WIDTH_MULTIPLE, spec.model.hidden_size),
+        fix=f"Make hidden_size a multiple of {WIDTH_MULTIPLE}.",
+        source=f"{MCORE}ssm/mamba_mixer.py:230",
     ),
     Rule(
         "model.query_groups", ("model.num_attention_heads", "model.num_query_groups"),

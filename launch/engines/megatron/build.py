@@ -13,6 +13,8 @@ from launch.engines.protocol import Engine, RankPlace, check_supported
 from launch.megatron_config.graph_config import is_release
 
 PACKAGES = {"megatron-core": "megatron.core", "transformer-engine": "transformer_engine.pytorch"}
+MAMBA_PACKAGES = {"causal-conv1d": "causal_conv1d", "mamba-ssm": "mamba_ssm", "einops": "einops"}
+"""The packages of Mamba layers. The first two are compiled on a host with the GPU's compiler."""
 INSTALL = "install it with pip install '.[gpu]' in a checkout"
 
 
@@ -26,6 +28,9 @@ def build(spec: RunSpec, mesh: RankPlace) -> Engine:
     check_supported(spec)
     for package, module in PACKAGES.items():
         import_package(module, package, "engine megatron", INSTALL)
+    for package, module in MAMBA_PACKAGES.items() if spec.model.is_hybrid else ():
+        fix = f"install it with pip install --no-build-isolation {package}"
+        import_package(module, package, "model.hybrid_override_pattern", fix)
     check_release(importlib.import_module("megatron.core.package_info").__version__, spec.megatron_core)
     from launch.engines.megatron.engine import MegatronEngine
 

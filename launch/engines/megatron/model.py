@@ -1,4 +1,4 @@
-"""This rank's part of Megatron-Core's GPTModel for a spec."""
+"""This rank's part of Megatron-Core's GPTModel for a spec, or of its hybrid model."""
 
 from __future__ import annotations
 
@@ -53,9 +53,15 @@ def make_config(spec: RunSpec, layers: Layers, device: torch.device) -> Configur
     )
 
 
-def build_chunk(spec: RunSpec, config: Configuration, layers: Layers, stage: int | None) -> GPTModel:
+def build_chunk(spec: RunSpec, config: Configuration, layers: Layers, stage: int | None) -> Any:
     """Build this rank's virtual stage ``stage``, None without virtual stages. Its weights are uninitialized."""
     arguments = {name: value for name, value in model_settings(spec).items() if not name.startswith("yarn_")}
+    if spec.model.is_hybrid:
+        # These modules need Transformer Engine when they are imported.
+        from megatron.core.models.mamba import MambaModel
+        from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
+
+        return MambaModel(config, mamba_stack_spec, **arguments)
     return GPTModel(
         config,
         get_gpt_decoder_block_spec(

@@ -59,8 +59,10 @@ class ObservedLayers:
                 self._hook(model.embedding, 0)
             for layer in model.decoder.layers:
                 _observe_calls(layer, partial(self.observe, layer.layer_number))
-            if model.decoder.final_layernorm is not None:
-                self._hook(model.decoder.final_layernorm, self._num_layers + 1)
+            # A hybrid model's stack has another name for its final norm.
+            norm = getattr(model.decoder, "final_norm", None) or getattr(model.decoder, "final_layernorm", None)
+            if norm is not None:
+                self._hook(norm, self._num_layers + 1)
 
     def _hook(self, module: nn.Module, position: int) -> None:
         module.register_forward_hook(lambda module, inputs, output: self.observe(position, output))
@@ -72,7 +74,8 @@ def _observe_calls(layer: nn.Module, observe: Callable[[torch.Tensor], None]) ->
 
     def call(layer: Any, *inputs: Any, **named: Any) -> Any:
         outputs = kind.__call__(layer, *inputs, **named)
-        observe(outputs[0])
+        # A Mamba layer returns its output alone.
+        observe(outputs[0] if isinstance(outputs, tuple) else outputs)
         return outputs
 
     layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})

@@ -16,6 +16,7 @@ from torch import nn
 
 from launch.contract.errors import UnsupportedError
 from launch.contract.spec import Model
+from launch.engines.megatron.mamba_weights import MAMBA_PARAMETERS, mamba_weights
 from launch.engines.torch_native.decoder import Decoder
 from launch.engines.torch_native.init.initial_weights import initial_weights
 from launch.engines.torch_native.layers.build_context import BuildContext
@@ -33,6 +34,7 @@ Layout = Literal["whole", "rows", "columns", "gate_up", "qkv", "expert_gate_up",
 MODEL_PARAMETERS: Mapping[str, tuple[str, Layout]] = {
     "embedding.word_embeddings.weight": ("embedding.weight", "rows"),
     "decoder.final_layernorm.weight": ("final_norm.weight", "whole"),
+    "decoder.final_norm.weight": ("final_norm.weight", "whole"),
     "output_layer.weight": ("head.weight", "rows"),
 }
 LAYER_PARAMETERS: Mapping[str, tuple[str, Layout]] = {
@@ -55,6 +57,7 @@ LAYER_PARAMETERS: Mapping[str, tuple[str, Layout]] = {
     "mlp.router.bias": ("mlp.router.bias", "whole"),
     "mlp.shared_experts.linear_fc1.weight": ("mlp.shared.gate_up.weight", "gate_up"),
     "mlp.shared_experts.linear_fc2.weight": ("mlp.shared.down.weight", "columns"),
+    **{name: (parameter, "whole") for name, parameter in MAMBA_PARAMETERS.items()},
 }
 EXPERT_PARAMETERS: Mapping[str, tuple[str, Layout]] = {
     "linear_fc1.weight": ("mlp.gate_up", "expert_gate_up"),
@@ -122,10 +125,13 @@ def draw_weights(chunk: nn.Module, model: Model, seed: int, tp: Group, ep: Group
     """Fill every parameter of this rank's ``chunk`` with torch_native's initial weights, and mark sharded parameters."""
     shapes = _whole_shapes(model)
     for parameter, origin in named_origins(chunk, model, ep):
-        shape, ranks = (shapes[origin.parameter], tp)
+        # torch_native has no Mamba layers. Those of Megatron are whole on each rank.
+        shape, ranks = (shapes.get(origin.parameter, parameter.shape), tp)
         if origin.expert is not None:
             shape, ranks = shape[1:], etp
-        whole = initial_weights(origin.parameter, shape, model, seed, parameter.device, origin.expert)
+        whole = mamba_weights(origin.parameter, shape, seed, parameter.device)
+        if whole is None:
+            whole = initial_weights(origin.parameter, shape, model, seed, parameter.device, origin.expert)
         parameter.copy_(to_megatron(whole, origin.layout, model, ranks).view_as(parameter))
         _set_parallel_attributes(parameter, origin)
 

@@ -30,7 +30,7 @@ exclude the embedding (model card, arXiv 2508.10925, table 1), Qwen3's include b
 
 
 def test_the_shipped_presets_are_these() -> None:
-    assert set(PRESETS) == {*TOTAL, "qwen3_8l", "tiny_dense", "tiny_moe"}
+    assert set(PRESETS) == {*TOTAL, "hybrid_12l", "qwen3_8l", "tiny_dense", "tiny_moe"}
 
 
 @pytest.mark.parametrize("name", TOTAL)

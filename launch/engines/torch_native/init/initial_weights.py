@@ -13,7 +13,13 @@ from launch.contract.spec import Model
 from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.parallel.sharding import Sharding, find_shardings
 
-INTO_RESIDUAL = ("attention.output.weight", "mlp.down.weight", "mlp.down", "mlp.shared.down.weight")
+INTO_RESIDUAL = (
+    "attention.output.weight",
+    "mlp.down.weight",
+    "mlp.down",
+    "mlp.shared.down.weight",
+    "mamba.output.weight",
+)
 """Projections that add to the residual stream. Their standard deviation shrinks with depth (GPT-2, Megatron-LM)."""
 
 
@@ -46,7 +52,8 @@ def initial_weights(
         return torch.zeros(shape, device=device)
     deviation = model.init_std
     if name.endswith(INTO_RESIDUAL):
-        deviation /= math.sqrt(2 * model.num_layers)
+        # A hybrid model's layer adds one part to the stream (megatron-core 0.16.1 transformer/transformer_config.py:1585).
+        deviation /= math.sqrt((1 if model.is_hybrid else 2) * model.num_layers)
     return _normal(seed, name if expert is None else f"{name}.{expert}", shape, device) * deviation
 
 
@@ -59,6 +66,10 @@ def named_weights(module: nn.Module, model: Model) -> dict[str, tuple[nn.Paramet
 
 def _normal(seed: int, name: str, shape: Sequence[int], device: torch.device) -> torch.Tensor:
     """Return standard normal numbers, float32 of ``shape``. They do not depend on the training precision."""
+    return torch.randn(shape, generator=generator_of(seed, name, device), device=device, dtype=torch.float32)
+
+
+def generator_of(seed: int, name: str, device: torch.device) -> torch.Generator:
+    """Return the generator of the parameter ``name``."""
     key = hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]
-    generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
-    return torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+    return torch.Generator(device).manual_seed(int.from_bytes(key, "little"))

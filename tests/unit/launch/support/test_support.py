@@ -28,6 +28,7 @@ PACKED = Data(packed_sequences=True, eod_token=0)
 PADDED = dataclasses.replace(PACKED, max_documents=32)
 
 REFUSED = {
+    "model.hybrid_override_pattern": "M*",
     "model.moe_expert_capacity_factor": 1.0,
     "parallelism.etp": 2,
     "parallelism.cp": 2,
@@ -225,6 +226,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # Each key is a rule, followed by fields of the model and fields of other sections.
     "step_checks": ({}, {"step_checks": 1, "parallelism": Parallelism(overlap_moe_expert_parallel_comm=True)}),
     "weights": ({"weights": "/a/checkpoint"}, {}),
+    "hybrid": ({"hybrid_override_pattern": "MM", "qk_layernorm": True}, {}),
     "num_query_groups": ({"num_query_groups": 2}, {"parallelism": Parallelism(tp=4)}),
     "rope_scaling": ({"rope_scaling": "llama3", "rope_original_max_position": 4096}, {}),
     "moe_router_normalize_topk": ({**vars(MOE), **SIGMOID, "moe_router_normalize_topk": False}, {}),
@@ -520,3 +522,31 @@ def test_megatron_reduces_experts_over_those_who_hold_the_same() -> None:
     ):
         spec = dataclasses.replace(ON_GPU, model=MOE, parallelism=layout)
         assert ("megatron.tp" not in rules_of(spec)) is taken, layout
+
+
+HYBRID = RunSpec(
+    engine="megatron",
+    model=Model(num_layers=3, hybrid_override_pattern="M*-", hidden_size=256),
+    placement=Placement(device="cuda"),
+    training=Training(precision="bf16"),
+)
+
+
+def test_a_hybrid_model_runs_on_megatron_with_every_scope_of_its_layers() -> None:
+    for scope in ((), ("mamba",), ("attn", "mamba"), ("attn", "mlp", "mamba")):
+        graph = CudaGraph("transformer_engine", scope)
+        assert unsupported(dataclasses.replace(HYBRID, cuda_graph=graph)) == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model.qk_layernorm", True),
+        ("parallelism.tp", 2),
+        ("training.recompute", "full"),
+        ("training.deterministic", True),
+    ],
+)
+def test_a_hybrid_model_refuses_by_name_what_its_stack_lacks(field: str, value: Any) -> None:
+    (reason,) = [each for each in unsupported(with_field(HYBRID, field, value)) if each.rule == "megatron.hybrid"]
+    assert reason.message.startswith(f"model.hybrid_override_pattern='M*-', {field}={spell(value)}, but")

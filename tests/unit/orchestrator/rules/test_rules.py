@@ -37,6 +37,7 @@ MOE = dataclasses.replace(DENSE, num_moe_experts=8, moe_router_topk=2, moe_ffn_h
 ONE_EXPERT = dataclasses.replace(MOE, num_moe_experts=1, moe_router_topk=1, moe_router_normalize_topk=False)
 PADDED = dataclasses.replace(MOE, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
 MIXED = dataclasses.replace(MOE, moe_layer_freq=2)
+HYBRID = dataclasses.replace(DENSE, hybrid_override_pattern="M*-M", hidden_size=256)
 SCALED = dataclasses.replace(DENSE, rope_original_max_position=4096)
 BF16 = Training(precision="bf16")
 PACKED = Data(packed_sequences=True, eod_token=0)
@@ -103,7 +104,13 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     ),
     "scope.mlp_without_dense_layers": (graphed(TE, "mlp", model=MOE), graphed(TE, "attn", "mlp", model=MOE, **M)),
     "scope.mamba": (graphed(TE, "mamba"), graphed(TE, "attn", "mamba", **M)),
-    "scope.local_mlp": (graphed("local", "mlp", model=MIXED, **M),),
+    "scope.attn_without_attention": (
+        graphed(TE, "attn", model=dataclasses.replace(HYBRID, hybrid_override_pattern="M-MM"), **M),
+    ),
+    "scope.local_mlp": (
+        graphed("local", "mlp", model=MIXED, **M),
+        graphed("local", "attn", "mlp", model=HYBRID, **M),
+    ),
     "scope.local_nothing": (graphed("local", "moe_router", model=MOE, **M), graphed("local", "moe", model=PADDED, **M)),
     "capture.megatron_expert_sync": (
         graphed(TE, model=MOE, **M),
@@ -182,6 +189,12 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         spec(model=dataclasses.replace(MOE, moe_ffn_hidden_size=0)),
         spec(model=dataclasses.replace(MOE, moe_router_topk=0)),
     ),
+    "model.hybrid_override_pattern": (
+        spec(model=dataclasses.replace(HYBRID, hybrid_override_pattern="M*-"), **M),
+        spec(model=dataclasses.replace(HYBRID, hybrid_override_pattern="M*-E"), **M),
+        spec(model=dataclasses.replace(HYBRID, hybrid_override_pattern="*-*-"), **M),
+    ),
+    "model.mamba_width": (spec(model=dataclasses.replace(HYBRID, hidden_size=128), **M),),
     "model.query_groups": (spec(model__num_query_groups=3),),
     "model.kv_channels": (spec(model__kv_channels=15),),
     "model.topk": (spec(model=dataclasses.replace(MOE, moe_router_topk=9)),),
