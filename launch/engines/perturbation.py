@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -12,3 +13,10 @@ def next_after(values: torch.Tensor, toward: float = math.inf) -> torch.Tensor:
     with torch.no_grad():
         unit = torch.nextafter(values, torch.full_like(values, toward)) - values
     return values + unit
+
+
+def next_output(outputs: Any, toward: float = math.inf) -> Any:
+    """Return what a layer returned with its output perturbed. A Mamba layer returns a tensor, others a tuple that begins with it."""
+    if isinstance(outputs, torch.Tensor):
+        return next_after(outputs, toward)
+    return next_after(outputs[0], toward), *outputs[1:]

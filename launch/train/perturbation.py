@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from launch.contract.errors import EnvironmentFault
-from launch.engines.perturbation import next_after
+from launch.engines.perturbation import next_after, next_output
 from launch.train.fault_injection import FaultyStep
 
 
@@ -62,6 +62,6 @@ def perturb(run: FaultyStep) -> None:
             module.register_forward_hook(move)
 
     def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
-        return (next_after(outputs[0]), *outputs[1:]) if run.is_due else outputs
+        return next_output(outputs) if run.is_due else outputs
 
     handle = register_module_forward_pre_hook(find)

@@ -19,7 +19,7 @@ from launch.engines.megatron.observed_layers import ObservedLayers
 from launch.engines.megatron.observed_router import ObservedRouter
 from launch.engines.megatron.random_tracker import generators_of_steps
 from launch.engines.megatron.schedule import Schedule, to_scalar
-from launch.engines.perturbation import next_after
+from launch.engines.perturbation import next_after, next_output
 from launch.engines.torch_native.moe.router import RepeatedChoice
 
 
@@ -84,7 +84,7 @@ class MegatronStep:
         """
 
         def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
-            return next_after(outputs[0], toward), *outputs[1:]
+            return next_output(outputs, toward)
 
         models = (get_attr_wrapped_model(chunk, "pre_process", return_model_obj=True) for chunk in self.schedule.chunks)
         first = [model for model in models if model.pre_process]

@@ -13,7 +13,7 @@ from torch import nn
 
 from launch.contract.records.step_check import LayerResult
 from launch.engines.graph_protocol import GraphedStep
-from launch.engines.perturbation import next_after
+from launch.engines.perturbation import next_after, next_output
 from launch.engines.random_states import default_generators
 from launch.engines.torch_native.compiled_model import CompiledModel
 from launch.engines.torch_native.moe.router import RepeatedChoice
@@ -83,7 +83,7 @@ class TorchNativeStep:
         """
 
         def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
-            return next_after(outputs[0], toward), *outputs[1:]
+            return next_output(outputs, toward)
 
         first = [chunk for chunk in self.train_step.chunks if chunk.is_first]
         handles = [chunk.named_layers()["0"].register_forward_hook(move) for chunk in first]
