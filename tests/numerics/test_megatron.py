@@ -26,6 +26,7 @@ from launch.contract.errors import EnvironmentFault, UnsupportedError
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
 from launch.engines.megatron.build import build, check_release
+from launch.engines.megatron.mamba_weights import mamba_weights
 from launch.engines.megatron.weight_map import Layout, Origin, find_origin, to_megatron
 from launch.engines.profile_ranges import RANGES
 from launch.engines.protocol import RankPlace
@@ -332,6 +333,7 @@ def test_megatron_core_accepts_every_preset(name: str) -> None:
     with cpu_as_cuda():
         from megatron.core.distributed import DistributedDataParallelConfig
         from megatron.core.models.gpt import GPTModel
+        from megatron.core.models.mamba import MambaModel
         from megatron.core.optimizer import OptimizerConfig
 
         from launch.engines.megatron.model import Configuration, make_config
@@ -341,7 +343,9 @@ def test_megatron_core_accepts_every_preset(name: str) -> None:
         # Megatron-Core refuses these fusions without Transformer Engine. So check only that their names are fields.
         assert set(transformer_settings(spec)) <= {field.name for field in fields(Configuration)}
         arguments = {name for name in model_settings(spec) if not name.startswith("yarn_")}
-        assert arguments <= set(signature(GPTModel.__init__).parameters)
+        # In 0.19 MambaModel only renames an argument of its base class.
+        classes = MambaModel.__mro__[:2] if model.is_hybrid else (GPTModel,)
+        assert arguments <= {name for each in classes for name in signature(each.__init__).parameters}
         DistributedDataParallelConfig(**data_parallel_settings(spec))
         OptimizerConfig(**optimizer_settings(spec))
 
@@ -475,3 +479,24 @@ def test_the_engine_refuses_by_name_and_says_what_to_install() -> None:
         EnvironmentFault, match=r"megatron_core=0\.16, but .* 0\.19\.2 is installed; set megatron_core to '0\.19'"
     ):
         check_release("0.19.2", "0.16")
+
+
+def test_mamba_layers_start_from_the_seed_and_name_with_the_distributions_of_megatron() -> None:
+    """Names of 0.16.1 and 0.19.2 differ for the convolution. Ranges are those of MambaMixer's defaults."""
+
+    def drawn(part: str, seed: int = 1) -> torch.Tensor | None:
+        origin = find_origin(f"decoder.layers.4.mixer.{part}")
+        assert origin.parameter.startswith("layers.4.mamba.") and origin.layout == "whole"
+        return mamba_weights(origin.parameter, (4096,), seed, torch.device("cpu"))
+
+    kernel, steps, decay, skip = map(drawn, ("conv1d.weight", "dt_bias", "A_log", "D"))
+    assert kernel is not None and steps is not None and decay is not None and skip is not None
+    torch.testing.assert_close(kernel, drawn("conv1d_weight"), rtol=0, atol=0)
+    sizes, rates = torch.nn.functional.softplus(steps), decay.exp()
+    for values, low, high in ((kernel, -0.5, 0.5), (sizes, 0.001, 0.1), (rates, 1.0, 16.0)):
+        assert low - abs(low) / 1000 <= values.min() < values.max() <= high * 1.001
+    assert kernel.mean().abs() < 0.02 and abs(sizes.log().mean().exp() - 0.01) < 5e-4 and abs(rates.mean() - 8.5) < 0.3
+    assert torch.equal(skip, torch.ones(4096))
+    others = drawn("dt_bias", seed=2)
+    assert others is not None and not torch.equal(steps, others)
+    assert drawn("in_proj.weight") is None and drawn("norm.weight") is None

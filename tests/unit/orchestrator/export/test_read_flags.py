@@ -47,6 +47,13 @@ def test_dropout_is_translated_both_ways(release: MegatronCore, tmp_path: Path) 
     assert (again.attention_dropout, again.hidden_dropout) == (0.1, 0.25)
 
 
+@pytest.mark.parametrize(("flag", "release"), [("override", "0.16"), ("layer", "0.19")])
+def test_a_hybrid_pattern_gives_the_layers(flag: str, release: str, tmp_path: Path) -> None:
+    words = "--hidden-size 256 --num-attention-heads 4 --seq-length 64"
+    spec = spec_of(read_command(f"pretrain_mamba.py --hybrid-{flag}-pattern 'M*-M' {words}").text, tmp_path)
+    assert (spec.model.hybrid_override_pattern, spec.model.num_layers, spec.megatron_core) == ("M*-M", 4, release)
+
+
 COMMAND = """torchrun --nproc-per-node 8 --nnodes=2 pretrain_gpt.py \\
  --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --train-iters 60 --global-batch-size 32 --lr 1e-4 \\
  --tensor-model-parallel-size 2 --tokenizer-type NullTokenizer --vocab-size 32000 --bf16 --swiglu --num-experts 16 \\
