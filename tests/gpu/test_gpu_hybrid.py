@@ -19,7 +19,7 @@ __all__ = ["no_groups_left"]
 pytest.importorskip("mamba_ssm", reason="mamba-ssm is compiled on a host with a GPU's compiler")
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
-HYBRID = Model(num_layers=4, hybrid_override_pattern="M*-M", hidden_size=256)
+HYBRID = Model(num_layers=4, hybrid_override_pattern="M*M-", hidden_size=256)
 MEND = ("local_inputs",) if RELEASE == "0.16" else ()
 """``trained`` applies this mend itself."""
 CASES: dict[str, tuple[CudaGraph, int]] = {

@@ -103,6 +103,26 @@ def test_what_a_setting_changes() -> None:
     assert of(whole).device("measure") - alone > 7 * weights
 
 
+def test_a_scope_moves_the_activations_of_mamba_layers_into_graphs() -> None:
+    """Each token keeps the layer's input and its norm, both ends of the scan, and the result normed: 2 x 1,024, 6,176, 2 x 2,048
+    elements of two bytes."""
+    spec = replace(
+        MIXTURE,
+        model=preset("hybrid_12l"),
+        parallelism=Parallelism(),
+        training=replace(MIXTURE.training, global_batch_size=1),
+    )
+    eager, captured = (
+        {term.name: term.bytes for term in of(replace(spec, cuda_graph=graph)).phases["measure"]}
+        for graph in (CudaGraph(), CudaGraph("transformer_engine", ("mamba",)))
+    )
+    kept = 5 * 2048 * 2 * (2 * 1024 + 6176 + 2 * 2048)
+    assert eager["activations: mamba"] == captured["inside of graph pools"] == kept
+    assert (
+        "activations: mamba" not in captured and captured["activations: attention"] == eager["activations: attention"]
+    )
+
+
 def test_torch_keeps_a_copy_of_each_micro_batch_in_flight() -> None:
     native = replace(MIXTURE, engine="torch_native")
     torch, engine = (replace(native, cuda_graph=CudaGraph(impl)) for impl in ("torch", "transformer_engine"))
