@@ -147,7 +147,7 @@ KNOWN_FAULTS: tuple[Rule, ...] = tuple(map(_unless_mended, FAULTS))
 HYBRID_DEFAULTS = (
     "model.num_moe_experts", "model.activation", "model.qk_layernorm", "model.add_bias_linear", "model.rope_scaling", "model.window_size",
     "model.attention_sinks", *DROPOUT, "parallelism.tp", "parallelism.cp", "parallelism.pp", "training.recompute", "training.fp8",
-    "training.gradient_accumulation_fusion", "training.capturable_optimizer", "training.deterministic",
+    "training.gradient_accumulation_fusion", "training.capturable_optimizer", "training.deterministic", "data.packed_sequences",
 )  # fmt: skip
 """Fields at whose defaults a hybrid model runs. Megatron-Core's stack ignores query and key norms, scaled positions and (0.16)
 recomputation. Nothing here has run the others with it. Two kernels of causal-conv1d 1.7.0 add in no fixed order."""

@@ -545,6 +545,7 @@ def test_a_hybrid_model_runs_on_megatron_with_every_scope_of_its_layers() -> Non
         ("parallelism.tp", 2),
         ("training.recompute", "full"),
         ("training.deterministic", True),
+        ("data.packed_sequences", True),
     ],
 )
 def test_a_hybrid_model_refuses_by_name_what_its_stack_lacks(field: str, value: Any) -> None:
