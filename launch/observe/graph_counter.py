@@ -24,6 +24,8 @@ class GraphCounter:
         self._seen = (0, 0, 0)
         """The counts at the end of the last step."""
         self._capture_seconds = self._began = 0.0
+        self.capturing = False
+        """Whether a capture runs now."""
 
     def counts(self) -> Counts:
         dynamo = None if self._cuda else sys.modules.get("torch._dynamo.utils")
@@ -35,11 +37,14 @@ class GraphCounter:
         self.graphs, self._seen = 0, (0, 0, 0)
 
     def begin_capture(self) -> None:
+        self.capturing = True
         self._began = time.monotonic()
 
-    def end_capture(self) -> None:
-        self.captures += 1
-        self._capture_seconds += time.monotonic() - self._began if self._began else 0.0
+    def end_capture(self, *, succeeded: bool) -> None:
+        self.capturing = False
+        if succeeded:
+            self.captures += 1
+            self._capture_seconds += time.monotonic() - self._began
 
     def since_last_step(self, counts: Counts) -> tuple[int, int]:
         """Return the number of new graphs and of replays in the step that ended at ``counts``."""

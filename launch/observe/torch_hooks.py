@@ -22,15 +22,12 @@ def install(torch: ModuleType, observer: Observer) -> None:
 
     optimizers.register_optimizer_step_pre_hook(observer.before_optimizer)
     optimizers.register_optimizer_step_post_hook(observer.after_optimizer)
-    graph = torch.cuda.graphs.CUDAGraph
-    graph.capture_begin = _before(graph.capture_begin, observer.before_capture)
-    graph.capture_end = _after(graph.capture_end, lambda *_: observer.after_capture())
-    graph.replay = _before(graph.replay, observer.before_replay)
+    _hook_graph(torch.cuda.graphs.CUDAGraph, observer)
     clipping = sys.modules["torch.nn.utils.clip_grad"]
     clip = clipping.clip_grad_norm_
     seen = _after(clip, lambda norm, *_: observer.take_own("grad_norm", norm))
     clipping.clip_grad_norm_ = torch.nn.utils.clip_grad_norm_ = seen  # type: ignore[attr-defined]
-    after_import("torch.utils.tensorboard.writer", lambda module: _hook_writer(module.SummaryWriter, observer))
+    after_import("torch.utils.tensorboard.writer", lambda module: _hook_writer(torch, module.SummaryWriter, observer))
     after_import("transformers.trainer", lambda module: _hook_trainer(module.Trainer, observer))
     for package in ("lightning.pytorch", "pytorch_lightning"):
         after_import(
@@ -41,13 +38,31 @@ def install(torch: ModuleType, observer: Observer) -> None:
         _hook_stream(stream, observer)
 
 
-def _before(function: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapped(*arguments: Any, **named: Any) -> Any:
-        tell()
-        return function(*arguments, **named)
+def _hook_graph(graph: Any, observer: Observer) -> None:
+    """Observe captures, and count replays. A step may have hundreds of replays, so their hook does nothing else."""
+    counter, capture_begin, capture_end, replay = observer.graphs, graph.capture_begin, graph.capture_end, graph.replay
 
-    return wrapped
+    @functools.wraps(capture_begin)
+    def begin(self: Any, *arguments: Any, **named: Any) -> None:
+        observer.before_capture()
+        capture_begin(self, *arguments, **named)
+        counter.begin_capture()
+
+    @functools.wraps(capture_end)
+    def end(self: Any) -> None:
+        succeeded = False
+        try:
+            capture_end(self)
+            succeeded = True
+        finally:
+            counter.end_capture(succeeded=succeeded)
+
+    @functools.wraps(replay)
+    def count(self: Any) -> None:
+        counter.replays += 1
+        replay(self)
+
+    graph.capture_begin, graph.capture_end, graph.replay = begin, end, count
 
 
 def _after(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
@@ -62,12 +77,27 @@ def _after(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[
     return wrapped
 
 
-def _hook_writer(writer: Any, observer: Observer) -> None:
-    def tell(_: Any, _self: Any, tag: str, value: Any, step: Any = None, *_rest: Any) -> None:
-        if (column := column_of(str(tag))) in ("loss", "grad_norm"):
-            observer.say_scalar("its logger", column, value, step)
+def _hook_writer(torch: ModuleType, writer: Any, observer: Observer) -> None:
+    """Observe the scalars of TensorBoard's writer. It logs many in each step, so the hook of all others is short."""
+    write, exact = writer.add_scalar, (torch.float32, torch.float64)
 
-    writer.add_scalar = _after(writer.add_scalar, tell)
+    @functools.wraps(write)
+    def add_scalar(
+        self: Any, tag: Any, scalar_value: Any, global_step: Any = None, *arguments: Any, **named: Any
+    ) -> None:
+        column = column_of(tag) if type(tag) is str else None
+        if column is None or column == "step":
+            write(self, tag, scalar_value, global_step, *arguments, **named)
+            return
+        number = scalar_value
+        if type(scalar_value) is torch.Tensor and scalar_value.dtype in exact and scalar_value.numel() == 1:
+            # The writer takes a tensor's number from its device. It takes an array as it is, so this is done once for both.
+            scalar_value = scalar_value.detach().cpu().numpy()
+            number = scalar_value.item()
+        write(self, tag, scalar_value, global_step, *arguments, **named)
+        observer.say_scalar("its logger", column, number, global_step)
+
+    writer.add_scalar = add_scalar
 
 
 def _hook_logger(logger: Any, method: str, observer: Observer) -> None:

@@ -29,10 +29,10 @@ class Backlog:
         self._due = 0.0
         self._lock = Lock()
 
-    def add(self, call: Callable[..., None], *arguments: Any) -> bool:
-        """Add a call. Return whether the backlog is due."""
+    def add(self, now: float, call: Callable[..., None], *arguments: Any) -> bool:
+        """Add a call ``now``. Return whether the backlog is due."""
         self._calls.append((call, arguments))
-        return not self.may_wait or len(self._calls) >= MOST or perf_counter() >= self._due
+        return not self.may_wait or now >= self._due or len(self._calls) >= MOST
 
     def process(self, finish: Callable[[], None]) -> None:
         """Make the calls that wait, then ``finish``. Do nothing within a call, or while another thread processes them.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from time import perf_counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from launch.observe.steps.metric_log import Known, Later
 
+_handle_of: Callable[[int], int | None] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: None)
+"""Return the handle of a device's current stream, or None if this PyTorch does not tell it."""
 Counts = tuple[int, int, int]
 """The numbers of captures, replays and compilations so far."""
 MOST_BEGUN = 32
@@ -48,16 +50,16 @@ class Mark:
 
 
 class Moment:
-    """The end of a step, by the host's clock and on a GPU also by a mark in the current stream.
+    """The end of a step, by ``seconds`` of the host's clock and on a GPU also by a mark in the current stream.
 
     ``own_seconds`` is the observer's own time so far.
     """
 
-    def __init__(self, counts: Counts, own_seconds: float = 0.0, mark: Mark | None = None) -> None:
+    def __init__(self, counts: Counts, own_seconds: float, seconds: float, mark: Mark | None = None) -> None:
         self.counts = counts
         self.own_seconds = own_seconds
+        self._seconds = seconds
         self._mark = mark
-        self._seconds = perf_counter()
 
     def ready(self) -> bool:
         return self._mark is None or self._mark.ready()
@@ -81,9 +83,9 @@ class Copy:
         self._host = host
         self._after: Mark | None = None
 
-    def begin(self, value: torch.Tensor) -> None:
-        """Copy ``value`` on its device's current stream, where the program has enqueued it."""
-        self._stream = torch.cuda.current_stream(value.device)
+    def begin(self, value: torch.Tensor, stream: torch.cuda.Stream) -> None:
+        """Copy ``value`` on ``stream``, its device's current one, where the program has enqueued it."""
+        self._stream = stream
         self._host.copy_(value, non_blocking=True)
         self._after = None
 
@@ -112,20 +114,35 @@ class Readings:
         """The copies since the last mark."""
         self._copies: dict[tuple[torch.device, torch.dtype], list[Copy]] = defaultdict(list)
         """The copies that may begin."""
-        self._events: dict[torch.device, list[torch.cuda.Event]] = defaultdict(list)
+        self._free: list[torch.cuda.Event] = []
         """The events that may serve again."""
+        self._device: int | None = None
+        """The device of marks: the current one at the first of them."""
+        self._handle: int | None = None
+        self._stream: torch.cuda.Stream
+        """The stream with this handle."""
 
-    def now(self, counts: Counts, own_seconds: float = 0.0) -> Moment:
-        return Moment(counts, own_seconds, self._set_mark() if self._cuda else None)
+    def now(self, counts: Counts, own_seconds: float, seconds: float) -> Moment:
+        return Moment(counts, own_seconds, seconds, self._set_mark() if self._cuda else None)
 
     def _set_mark(self) -> Mark:
         # Take the copies first: another thread may begin one after the mark.
         begun, self._begun = self._begun, []
-        stream = torch.cuda.current_stream()
-        mark = Mark(stream, self._events[stream.device])
+        stream = self._current_stream()
+        mark = Mark(stream, self._free)
         for copy in begun:
             copy.end_before(mark, stream)
         return mark
+
+    def _current_stream(self) -> torch.cuda.Stream:
+        """Return the current stream of the device of marks. PyTorch makes another object of it at each question, so ask only if
+        its handle has changed."""
+        if self._device is None:
+            self._device = torch.cuda.current_device()
+        handle = _handle_of(self._device)
+        if handle is None or handle != self._handle:
+            self._handle, self._stream = handle, torch.cuda.current_stream(self._device)
+        return self._stream
 
     def later(self, value: Any) -> Later:
         """Return a number of the program that can be read later. It is copied now, because a replay may overwrite its tensor.
@@ -144,7 +161,10 @@ class Readings:
         except IndexError:
             copy, *more = _pin(free, one.dtype)
             free.extend(more)
-        copy.begin(one.reshape(()) if one.dim() else one)
+        stream = self._current_stream()
+        if one.device != stream.device:
+            stream = torch.cuda.current_stream(one.device)
+        copy.begin(one.reshape(()) if one.dim() else one, stream)
         self._begun.append(copy)
         if len(self._begun) == MOST_BEGUN:
             self._set_mark()

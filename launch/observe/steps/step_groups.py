@@ -27,6 +27,16 @@ class StepGroups:
         return late, ends
 
     @property
+    def size(self) -> int:
+        """Return the number of known optimizers of a step."""
+        return len(self._members)
+
+    @property
+    def missing(self) -> int:
+        """Return the number of known optimizers whose steps end the current training step."""
+        return len(self._members - self._open)
+
+    @property
     def first_may_have_ended(self) -> bool:
         """Whether the first training step has ended if no other optimizer follows."""
         return bool(self._open) and not self._members

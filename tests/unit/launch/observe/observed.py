@@ -50,17 +50,21 @@ import launch.train.telemetry.event_log as event_log
 import launch.train.telemetry.memory as memory
 from launch.contract.records.memory import Memory
 from launch.contract.records.probe import Probe, Probed
-from launch.observe import observer, rank
+from launch.observe import rank
+from launch.observe.steps import training_steps
 
 class Graph:
-    capturing = False
-    def capture_begin(self): Graph.capturing = True
-    def capture_end(self): Graph.capturing = False
+    capturing, breaks = False, ""
+    def capture_begin(self): self._break("begin"); Graph.capturing = True
+    def capture_end(self): Graph.capturing = False; self._break("end")
+    def _break(self, when):
+        if self.breaks == when: raise RuntimeError("the capture fails")
     def replay(self): pass
 
 class Event:
+    set = 0
     def __init__(self, enable_timing=False): pass
-    def record(self, stream): self.time = time.perf_counter()
+    def record(self, stream): self.time = time.perf_counter(); Event.set += 1
     waited = False
     def query(self):
         assert not Graph.capturing, "a query breaks a capture"
@@ -77,10 +81,11 @@ class Trace:
 
 torch.cuda.graphs.CUDAGraph = torch.cuda.CUDAGraph = Graph
 torch.cuda.Event, torch.cuda.current_device = Event, lambda: 0
-torch.cuda.current_stream = lambda: SimpleNamespace(device=torch.device("cuda", 0))
+torch.cuda.current_stream = lambda device=None: SimpleNamespace(device=torch.device("cuda", 0))
+torch.cuda.is_initialized = lambda: True
 torch.cuda.is_current_stream_capturing = lambda: Graph.capturing
 memory.sample, memory.reset_peaks = lambda device: Memory(1, 1), lambda device: True
-event_log.PhaseClocks, observer.StepsTrace = Clocks, Trace
+event_log.PhaseClocks, training_steps.StepsTrace = Clocks, Trace
 rank.describe_program = lambda *_: {}
 """
 """A stand-in for a GPU: its graphs do nothing, and the host's clock times its events."""
@@ -97,6 +102,11 @@ class Observed:
     def steps(self) -> list[StepMetrics]:
         return list(read_metrics(self.attempt)) if self.attempt.metrics.exists() else []
 
+    @property
+    def log(self) -> str:
+        """Return what rank 0 printed."""
+        return self.attempt.log(0).read_text()
+
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in read_events(self.attempt, 0) if event["kind"] == kind]
 
@@ -107,18 +117,18 @@ def spec_of(*, graphed: bool = False, steps: int = STEPS, device: Device = "cpu"
     return RunSpec("command", training=Training(steps=steps), cuda_graph=graph, command=command, placement=placement)
 
 
-def observe(folder: Path, program: str, spec: RunSpec, *, compiled: bool | None = None) -> Observed:
+def observe(folder: Path, program: str, spec: RunSpec, *, compiled: bool | None = None, gpu: bool = True) -> Observed:
     """Run ``program`` as the ranks of an attempt in ``folder``. By default it compiles if ``spec`` is graphed;
     ``compiled`` overrides this.
 
-    On ``cuda`` it uses the stand-in for a GPU. Rank 0's exit code counts.
+    On ``cuda`` it uses the stand-in for a GPU, unless there is no ``gpu``. Rank 0's exit code counts.
     """
     attempt = AttemptPaths(folder / "runs" / spec.run_id / "attempts" / "1")
     attempt.logs.mkdir(parents=True)
     spec = replace(spec, command=replace(spec.command, workdir=str(folder)))
     write_json(attempt.spec, spec_to_json(spec))
     names = {"STEPS": STEPS, "COMPILE": spec.graphed if compiled is None else compiled, "__name__": "__main__"}
-    before, children = GPU if spec.placement.device == "cuda" else "", []
+    before, children = GPU if gpu and spec.placement.device == "cuda" else "", []
     for rank in range(spec.parallelism.world_size):
         children.append(os.fork())
         if children[-1] == 0:

@@ -110,16 +110,16 @@ def test_what_waits_is_due_by_its_number_and_its_age(monkeypatch: pytest.MonkeyP
     now = 100.0
     monkeypatch.setattr(backlog, "perf_counter", lambda: now)
     waits, made = Backlog(), list[int]()
-    assert waits.add(made.append, 0)
+    assert waits.add(now, made.append, 0)
     waits.process(lambda: made.append(-1))
     assert made == [0, -1]
     waits.may_wait = True
     monkeypatch.setattr(backlog, "MOST", 3)
-    assert not waits.add(made.append, 1)
+    assert not waits.add(now, made.append, 1)
     now += backlog.SECONDS
-    assert waits.add(made.append, 2), "a reading that waits for a second is due, and so is each one of a long step"
+    assert waits.add(now, made.append, 2), "a reading that waits for a second is due, and so is each one of a long step"
     waits.process(lambda: None)
-    assert [waits.add(made.append, number) for number in (3, 4, 5)] == [False, False, True]
+    assert [waits.add(now, made.append, number) for number in (3, 4, 5)] == [False, False, True]
     assert made == [0, -1, 1, 2]
 
 
@@ -127,12 +127,12 @@ def test_calls_that_calls_add_are_made_after_them() -> None:
     waits, made = Backlog(), list[str]()
 
     def first() -> None:
-        waits.add(made.append, "third")
+        waits.add(0.0, made.append, "third")
         waits.process(lambda: made.append("never"))
         made.append("first")
 
-    waits.add(first)
-    waits.add(made.append, "second")
+    waits.add(0.0, first)
+    waits.add(0.0, made.append, "second")
     waits.process(lambda: made.append("last"))
     assert made == ["first", "second", "third", "last"]
 
@@ -146,11 +146,11 @@ def test_nothing_is_taken_for_another_step_after_an_interrupted_call(error: Base
     def fail() -> None:
         raise error
 
-    waits.add(fail)
-    waits.add(made.append, 1)
+    waits.add(0.0, fail)
+    waits.add(0.0, made.append, 1)
     with pytest.raises(type(error)):
         waits.process(lambda: None)
-    waits.add(made.append, 2)
+    waits.add(0.0, made.append, 2)
     waits.process(lambda: None)
     assert made == left
 

@@ -17,6 +17,7 @@ from launch.common.atomic_files import dumps
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.step_metrics import StepMetrics
 from launch.contract.spec import Parallelism, RunSpec, Training
+from launch.observe.steps import readings as readings_module
 from launch.observe.steps import step_lines
 from launch.observe.steps.metric_log import Known, MetricLog
 from launch.observe.steps.readings import Moment, Readings
@@ -90,15 +91,18 @@ def empty_pinned(shape: tuple[int, ...], dtype: torch.dtype, device: str, pin_me
     return torch.zeros(shape, dtype=dtype, device=device).as_subclass(Pinned)
 
 
+@pytest.mark.parametrize("handles", [False, True])
 @pytest.mark.parametrize("streams", [1, 2])
 def test_each_number_and_time_is_the_one_of_its_step_and_memory_and_events_serve_again(
-    monkeypatch: pytest.MonkeyPatch, streams: int
+    monkeypatch: pytest.MonkeyPatch, streams: int, handles: bool
 ) -> None:
     """The program overwrites its tensors in each step. The test reads values at random times, before or after the GPU
     has run."""
     monkeypatch.setattr(torch, "empty", empty_pinned)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream.current)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(readings_module, "_handle_of", lambda device: id(Stream.current) if handles else None)
     Event.made = Pinned.made = 0
     gpu, rng = [Stream() for _ in range(streams)], random.Random(streams)
     kinds = (torch.float32, torch.bfloat16)
@@ -122,7 +126,7 @@ def test_each_number_and_time_is_the_one_of_its_step_and_memory_and_events_serve
             busy.run(busy.done + rng.randrange(5))
             Stream.current = rng.choice(gpu)
         Event.now = step
-        moments.append(readings.now((0, 0, 0)))
+        moments.append(readings.now((0, 0, 0), 0.0, 0.0))
         while len(moments) > 20 or (moments and rng.random() < 0.5):
             assert moments[0].milliseconds_since(before) == (before is not None)
             before = moments.popleft()
@@ -169,7 +173,7 @@ def test_ranks_that_do_not_write_end_with_the_others(
     for step in range(lines.last):
         for metric in ("loss", "grad_norm") if number else ():
             lines.log.add(metric, "printed", step, Known(1.0))
-        lines.end_step(Moment((0, 0, 0)), "measure")
+        lines.end_step(Moment((0, 0, 0), 0.0, 0.0), "measure")
         complete = lines.write(0)
         assert step < 10 or lines.log.at("loss", step - 10) is None, "what waits takes memory"
     assert complete and lines.ended == lines.last
@@ -187,7 +191,7 @@ def test_an_only_rank_writes_its_steps_soon(tmp_path: Path) -> None:
     for step in range(4):
         for metric in ("loss", "grad_norm"):
             lines.log.add(metric, "printed", step, Known(1.0))
-        lines.end_step(Moment((0, 0, 0)), "measure")
+        lines.end_step(Moment((0, 0, 0), 0.0, 0.0), "measure")
         lines.write(0)
     assert lines.written == 2
     if lines._file:

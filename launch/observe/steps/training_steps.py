@@ -1,0 +1,210 @@
+"""The program's training steps, from what hooks have read: their ends, phases and metrics, and the records that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from launch.contract.errors import ProgramError
+from launch.contract.metric_names import Column
+from launch.contract.records.gradient_sketch import StepSketch
+from launch.contract.spec import RunSpec
+from launch.observe.graph_counter import GraphCounter
+from launch.observe.inspected_steps import InspectedSteps
+from launch.observe.optimizers import Optimizers
+from launch.observe.rank import Rank
+from launch.observe.steps.metric_log import Later, Metric, Source, columns_in_line, split_lines
+from launch.observe.steps.own_time import OwnTime
+from launch.observe.steps.phase_tracker import PhaseTracker
+from launch.observe.steps.readings import Moment
+from launch.observe.steps.step_groups import StepGroups
+from launch.observe.steps.step_lines import StepLines
+from launch.train.telemetry.event_log import Recorder
+from launch.train.telemetry.profiler import StepsTrace
+
+SKETCHED_STEPS = 16
+"""Gradients of later steps are not sketched, no matter when the program captures."""
+MOST_CONTRADICTIONS = 1
+"""The number of contradictions to accept. A summary at the end may differ from the last step's loss."""
+
+
+class TrainingSteps:
+    """Follows the steps. Hooks call nothing of it in timed steps but by the backlog."""
+
+    def __init__(self, rank: Rank, spec: RunSpec, graphs: GraphCounter) -> None:
+        self._rank, self._spec, self._graphs = rank, spec, graphs
+        self.optimizers = Optimizers()
+        self.own_time = OwnTime()
+        self._moment: Moment | None = None
+        """When the last optimizer stepped."""
+        self._trace: StepsTrace | None = None
+        self._inspected: InspectedSteps | None = None
+        self.announced = False
+        """Whether the program announces its steps itself."""
+        self._start_counting("optimizer steps")
+
+    def _start_counting(self, steps_from: str) -> None:
+        self.phases = PhaseTracker(self._spec.graphed, self._spec.cuda_graph.warmup_steps)
+        self.groups = StepGroups()
+        self.lines = StepLines(self._rank, self._spec, steps_from)
+        self._graphs.restart()
+
+    def announce(self) -> None:
+        """Count from the beginning again, by the steps that the program announces.
+
+        Raises:
+            ProgramError: its first steps were counted by its optimizers and are written.
+        """
+        if self.lines.written and not self.lines.refused:
+            raise ProgramError(
+                "launch.observe.step was not called in the first steps: call it at the end of every step"
+            )
+        self._rank.begin(self.phases.phase)
+        self.announced = True
+        self._start_counting("launch.observe.step")
+
+    @property
+    def timed(self) -> bool:
+        return self.phases.phase == "measure" and not self._rank.done
+
+    @property
+    def left(self) -> int:
+        """Return the number of steps until the last timed one has ended."""
+        return self._spec.training.steps - self.phases.steps
+
+    @property
+    def shows_norm(self) -> bool:
+        """Return whether the program shows a gradient norm, so that the observer computes none."""
+        return self.lines.log.source("grad_norm") not in (None, "computed by the observer")
+
+    @property
+    def wants_text(self) -> bool:
+        """Return whether no source better than printed lines is known."""
+        unused = self._rank.silent or self._rank.done or self.lines.refused
+        return not unused and (self.lines.log.wants("loss", "printed") or self.lines.log.wants("grad_norm", "printed"))
+
+    @property
+    def _running(self) -> int:
+        """The step that runs now, counted from 0."""
+        return self.lines.ended + (self.groups.first_may_have_ended and not self.announced)
+
+    # --- metrics -----------------------------------------------------------------------------------------------------
+
+    def take(self, source: Source, said: Mapping[Column, float]) -> None:
+        """Take what the program logged after a step.
+
+        Raises:
+            ProgramError: it contradicts itself.
+        """
+        log = self.lines.log
+        if self._rank.done or not said.keys() & {"loss", "grad_norm"}:
+            return
+        log.say(source, said, self._running)
+        if len(log.contradictions) > MOST_CONTRADICTIONS:
+            raise ProgramError(
+                f"the program prints {' and '.join(log.contradictions.values())}: call launch.observe.step(loss=..., "
+                "grad_norm=...) at the end of each step"
+            )
+        self.write()
+
+    def take_printed(self, text: str, rest: list[str]) -> None:
+        """Take printed text after ``rest``, which becomes the incomplete last line."""
+        lines, rest[0] = split_lines(text, rest[0])
+        for line in lines:
+            self.take("printed", columns_in_line(line, self._spec.command.pattern))
+
+    def take_number(self, metric: Metric, source: Source, number: Later, to_sum: bool) -> None:
+        log = self.lines.log
+        (log.add_to if to_sum else log.add)(metric, source, self._running, number)
+
+    def sketch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Sketch the gradients of ``optimizer`` in the first steps, outside timed ones."""
+        recorder, phases = self._rank.recorder, self.phases
+        if recorder is None or phases.phase == "measure" or phases.steps >= SKETCHED_STEPS:
+            return
+        try:
+            with recorder.excluding():
+                gradients = self.optimizers.sketch(optimizer)
+            recorder.write("gradients", sketch=StepSketch(self._running, gradients))
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            recorder.note(f"gradients have no sketch, so those of the first replays are not compared: {error}")
+
+    # --- ends of steps -----------------------------------------------------------------------------------------------
+
+    def end_optimizer(self, optimizer: int, moment: Moment) -> None:
+        """End an optimizer's step, and the training step that ends with it or before it."""
+        late, ends = self.groups.stepped(optimizer)
+        if late and self._moment is not None:
+            self.end(self._moment)
+        self._moment = moment
+        if ends:
+            self.end(moment)
+
+    def end_unmarked(self, optimizer: int, replays: int, own_seconds: float, seconds: float) -> None:
+        """End an optimizer's step without a mark on the GPU, because another optimizer usually ends the training step.
+
+        If the training step ends with this one, ``seconds`` of the host's clock time it. What waits is processed before each
+        capture, so the number of captures has not changed since.
+        """
+        self.end_optimizer(optimizer, Moment((self._graphs.captures, replays, 0), own_seconds, seconds))
+
+    def end(self, moment: Moment) -> None:
+        recorder, spec, phases = self._rank.recorder, self._spec, self.phases
+        if recorder is None or self._rank.done:
+            return
+        graphs, replays = self._graphs.since_last_step(moment.counts)
+        phase = phases.end_step(graphs, replays)
+        self.own_time.end_step(moment.own_seconds, timed=phase == "measure")
+        if phase != "measure" or not spec.graphed:
+            self._graphs.graphs += graphs
+        self.lines.end_step(moment, phase)
+        if phases.steps == spec.training.steps:
+            self._prove(recorder)
+        elif phases.steps < spec.training.steps:
+            if phases.phase == "settle" != phase:
+                self.optimizers.write_digest(recorder)
+            recorder.enter(phases.phase, phases.steps)
+        elif self._inspected is not None:
+            self._inspected.end_step()
+        self.write()
+
+    def _prove(self, recorder: Recorder) -> None:
+        """Write the proof of replay after the last timed step, and begin profiling."""
+        recorder.enter("probe", self.phases.steps)
+        self.optimizers.write_digest(recorder)
+        recorder.write("proof", graphs=self._graphs.stats(self.phases))
+        if cost := self.own_time.describe():
+            recorder.note(cost)
+        if self._spec.placement.device != "cuda":
+            return
+        if self._spec.inspect:
+            self._inspected = InspectedSteps(recorder)
+        else:
+            self._trace = StepsTrace()
+
+    def write(self, *, at_end: bool = False) -> None:
+        """Make the line of each step whose metrics are known. After the last step, complete the run's records."""
+        rank, recorder = self._rank, self._rank.recorder
+        if recorder is None or rank.done or not self.lines.write(self._graphs.replays, at_end=at_end):
+            return
+        if self._trace is not None:
+            recorder.write("probe", **vars(self._trace.end(self.lines.last - self._spec.training.steps)))
+        if fault := self._graphs.fault(self.phases):
+            rank.fail(fault)
+        else:
+            recorder.enter("teardown", self.phases.steps)
+        rank.done = True
+
+    def write_rest(self) -> None:
+        """Write the steps that still wait, because no later step will follow.
+
+        Raises:
+            NumericError: a number is not finite.
+            ProgramError: steps or their metrics are missing.
+        """
+        if self.groups.first_may_have_ended and self._moment is not None and not self.announced:
+            self.end(self._moment)
+        self.write(at_end=True)
+        if not self._rank.done and self.lines.is_writer:
+            raise ProgramError(self.lines.why_incomplete(self._graphs.replays))

@@ -1,0 +1,92 @@
+"""Test what the observer's hooks do to a program's captures, optimizers and loggers, with a stand-in for a GPU."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from analysis.curves.run_file import read_run
+from launch.contract.records.graph_stats import GraphStats
+from tests.unit.launch.observe.observed import STEPS, observe, spec_of
+from tests.unit.launch.observe.test_observer import BY_HAND, CLIP, NESTED, SHOW, TWO
+
+CLIPPED = "    torch.nn.utils.clip_grad_norm_([model.weight, model.bias], 1.0)\n"
+LATER = """
+broken = torch.cuda.CUDAGraph()
+broken.breaks = "BREAKS"
+for number"""
+RECAPTURE = """    if number == 9:
+        try:
+            broken.capture_begin()
+            broken.capture_end()
+        except RuntimeError:
+            pass
+    loss = compute"""
+
+
+@pytest.mark.parametrize("breaks", ["begin", "end"])
+def test_a_failed_capture_hides_no_later_step(tmp_path: Path, breaks: str) -> None:
+    program = BY_HAND.replace("EAGER", "()").replace("\nfor number", LATER.replace("BREAKS", breaks), 1)
+    program = program.replace("    loss = compute", RECAPTURE)
+    seen = observe(tmp_path, program, spec_of(graphed=True, steps=STEPS - 3, device="cuda"))
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [one.step for one in seen.steps] == list(range(STEPS - 3))
+    (proof,) = seen.events("proof")
+    assert GraphStats(**proof["graphs"]).graphs == 1, "a failed capture makes no graph"
+
+
+CONTAINER = NESTED.replace("    container.step()", f"{CLIPPED}    container.step()")
+CHAINED = TWO.replace("    optimizer.step()", f"{CLIPPED}    optimizer.step()")
+
+
+@pytest.mark.parametrize("program", [CHAINED, CONTAINER], ids=["chained", "nested"])
+def test_a_timed_step_sets_one_mark_on_the_gpu(tmp_path: Path, program: str) -> None:
+    steps = 40
+    told = "    if number in (20, 30): print('marks', torch.cuda.Event.set)\n"
+    text = program.replace("STEPS", str(steps)).replace(SHOW, f"{told}{SHOW}")
+    seen = observe(tmp_path, text, spec_of(steps=steps - 3, device="cuda"))
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    first, second = (int(line.split()[1]) for line in seen.log.splitlines() if line.startswith("marks"))
+    assert second - first == 10
+    assert all(one.step_time_ms > 0 for one in seen.steps[1:])
+
+
+def test_a_step_that_ends_before_its_last_optimizer_has_a_time(tmp_path: Path) -> None:
+    """The second optimizer skips two steps, whose ends then show only in the steps after them."""
+    shows = SHOW.replace("}", ', "grad_norm": 1.0}')
+    plain = TWO.replace("STEPS", "40").replace(SHOW, shows)
+    skips = plain.replace("    second.step()", "    if number not in (20, 25): second.step()")
+    seen, other = (
+        observe(tmp_path / name, text, spec_of(steps=37, device="cuda")) for name, text in (("a", skips), ("b", plain))
+    )
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [one.step for one in seen.steps] == list(range(37))
+    assert [one.loss for one in seen.steps[:21]] == [one.loss for one in other.steps[:21]]
+    assert all(0 < one.step_time_ms < 10_000 for one in seen.steps[1:])
+
+
+def test_an_optimizer_that_steps_alone_and_within_another_is_counted_as_before(tmp_path: Path) -> None:
+    """Whether its step counts depends on the step in which it runs, so this is asked at each one."""
+    text = CONTAINER.replace("    container.step()", "    container.step() if number % 2 else optimizer.step()")
+    seen = observe(tmp_path, text, spec_of(steps=STEPS))
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [one.step for one in seen.steps] == list(range(STEPS))
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+def test_tensorboard_logs_what_the_observer_reads(tmp_path: Path, kind: str) -> None:
+    """Its writer rounds bfloat16 to float16, so the observer reads such a tensor itself."""
+    begin = f"from torch.utils.tensorboard import SummaryWriter\nwriter = SummaryWriter({str(tmp_path / 'tb')!r})\nfor number"
+    logged = f"    small = loss.detach().to(torch.{kind}) * 1e-9\n    writer.add_scalar('lm loss', small, number)\n"
+    logged += "    print('exact', small.item())"
+    text = CLIP.replace("for number", begin, 1).replace(SHOW, logged)
+    seen = observe(tmp_path, text, spec_of())
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    exact = [float(line.split()[1]) for line in seen.log.splitlines() if line.startswith("exact")]
+    assert [one.loss for one in seen.steps] == exact and min(exact) > 0
+    logged_losses = list(read_run(tmp_path / "tb").steps.loss)
+    assert logged_losses == [
+        0.0 if kind == "bfloat16" else struct.unpack("f", struct.pack("f", one))[0] for one in exact
+    ]
