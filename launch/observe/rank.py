@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from launch.common.atomic_files import write_json
-from launch.contract.errors import ProgramError
+from launch.contract.errors import EnvironmentFault, ProgramError
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.events import Phase
 from launch.contract.records.identity import identity_of
@@ -52,9 +52,15 @@ class Rank:
             self.silent = True
 
     def begin(self, phase: Phase) -> None:
-        """Become a rank at the first step."""
+        """Become a rank at the first step.
+
+        Raises:
+            EnvironmentFault: the run needs a GPU, and the program's PyTorch has none.
+        """
         if self.begun:
             return
+        if self._spec.placement.device == "cuda" and not (torch.cuda.is_initialized() or torch.cuda.is_available()):
+            raise EnvironmentFault(_no_gpu())
         self.begun = True
         self.claim()
         if self.recorder is None:
@@ -86,6 +92,15 @@ class Rank:
         if self.recorder is not None and not (self.done or self.failed or isinstance(error, SystemExit)):
             self.failed = True
             self.recorder.exception(error)
+
+
+def _no_gpu() -> str:
+    if torch.version.cuda or torch.version.hip:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
+        why = f"PyTorch {torch.__version__} finds none that it can use (CUDA_VISIBLE_DEVICES is {visible})"
+    else:
+        why = f"PyTorch {torch.__version__} has no CUDA"
+    return f"the run is planned for a GPU, but the program trains without a GPU: {why}"
 
 
 def create(path: Path) -> bool:

@@ -498,6 +498,8 @@ SAID = {
     "ModuleNotFoundError: No module named 'mine'": ("ENVIRONMENT", "IMPORT"),
     "/bin/python: can't open file '/a/train.py': [Errno 2] No such file or directory": ("ENVIRONMENT", "NO_PROGRAM"),
     "launch.contract.errors.EnvironmentFault: command.run cannot start: mine in /a": ("ENVIRONMENT", "NO_PROGRAM"),
+    "AssertionError: Torch not compiled with CUDA enabled": ("ENVIRONMENT", "NO_GPU"),
+    "RuntimeError: No CUDA GPUs are available": ("ENVIRONMENT", "NO_GPU"),
     "train.py: error: unrecognized arguments: --graphs": ("FAILED", "PROGRAM"),
 }
 

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
+import torch
 
 from analysis.curves.run_file import read_run
 from launch.contract.records.graph_stats import GraphStats
@@ -90,3 +91,12 @@ def test_tensorboard_logs_what_the_observer_reads(tmp_path: Path, kind: str) -> 
     assert logged_losses == [
         0.0 if kind == "bfloat16" else struct.unpack("f", struct.pack("f", one))[0] for one in exact
     ]
+
+
+def test_a_program_without_a_gpu_ends_at_its_first_step(tmp_path: Path) -> None:
+    """A release of PyTorch for CPUs trains on the CPU, but the run is planned for a GPU."""
+    program = CLIP.replace("import torch\n", "import torch\ntorch.cuda.is_available = lambda: False\n", 1)
+    seen = observe(tmp_path, program, spec_of(device="cuda"), gpu=False)
+    assert (seen.diagnosis.outcome, seen.diagnosis.failure_class) == ("ENVIRONMENT", "NO_GPU"), seen.diagnosis
+    assert f"PyTorch {torch.__version__}" in seen.diagnosis.message and "resources.device=cpu" in seen.diagnosis.remedy
+    assert seen.steps == []
