@@ -81,7 +81,7 @@ def _parse_overrides_anywhere(parser: Parser, words: Sequence[str]) -> argparse.
 def _as_overrides(words: Sequence[str], rest: Sequence[str]) -> str:
     """Return the overrides that mean the same as Megatron's flags in ``words``, from the first unknown flag on."""
     from launch.contract.errors import OrchestratorError
-    from orchestrator.export.read_flags import as_overrides
+    from orchestrator.export.flag_meanings import as_overrides
 
     first = next(number for number, word in enumerate(words) if word == rest[0])
     try:

@@ -12,7 +12,8 @@ from launch.support.rule import RELEASES
 from orchestrator.cli.main import main
 from orchestrator.errors import InputError
 from orchestrator.export.export_cell import export
-from orchestrator.export.read_flags import as_overrides, read_command
+from orchestrator.export.flag_meanings import as_overrides
+from orchestrator.export.read_flags import read_command
 from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load
 from tests.unit.orchestrator.export.test_export_cell import SPECS
