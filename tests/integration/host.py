@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,19 @@ def recipe(name: str, *, steps: int = STEPS, graphed: bool = False, repeats: int
         "repeats": repeats,
         **fields,
         "resources": {"device": "cpu", **fields.get("resources", {})},
+    }
+
+
+def program_recipe(name: str, run: str, graphs: Mapping[str, list[str]], **command: Any) -> dict[str, Any]:
+    """Return a recipe of a user's own program: 110 steps by ``run``, eager and with each of ``graphs``."""
+    return {
+        "name": name,
+        "engine": "command",
+        "command": {"run": run, "graphs": dict(graphs), **command},
+        "training": {"steps": 110},
+        "repeats": 1,
+        "resources": {"device": "cpu"},
+        "wandb": {"mode": "disabled"},
     }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from launch.common.atomic_files import read_json
-from tests.integration.host import Host, recipe
-from tests.integration.test_user_command import PROGRAM
+from tests.integration.host import Host, program_recipe, recipe
+from tests.integration.test_user_command import GRAPHS, PROGRAM, RUN
 from tests.schemas import validated
 
 MOE = {
@@ -58,15 +58,7 @@ def test_what_failed_is_advised_by_the_rules_alone(host: Host) -> None:
 def test_a_users_program_is_advised_from_its_eager_run(host: Host) -> None:
     """Its eager command runs once under the observer. On a CPU the advice claims nothing of the step."""
     (host.folder / "train.py").write_text(PROGRAM)
-    content = {
-        "name": "mine",
-        "engine": "command",
-        "command": {"run": "{python} train.py {steps}", "graphs": {"none": [], "compiled": ["--compile"]}},
-        "training": {"steps": 110},
-        "resources": {"device": "cpu"},
-        "wandb": {"mode": "disabled"},
-    }
-    path = host.write(content)
+    path = host.write(program_recipe("mine", RUN, GRAPHS))
     first = host.run("advise", path, "--executor", "local")
     assert first.returncode == 0, first.stdout + first.stderr
     assert "There are no CUDA graphs on a CPU" in first.stdout

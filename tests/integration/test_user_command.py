@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.integration.host import Host
+from tests.integration.host import Host, program_recipe
 
 PROGRAM = """
 import sys
@@ -24,19 +24,12 @@ for step in range(int(sys.argv[1])):
     optimizer.step()
     print({"step": step, "loss": loss.item()})
 """
+RUN, GRAPHS = "{python} train.py {steps}", {"none": [], "compiled": ["--compile"]}
 
 
 def test_a_script_becomes_a_report(host: Host) -> None:
     (host.folder / "train.py").write_text(PROGRAM)
-    content = {
-        "name": "mine",
-        "engine": "command",
-        "command": {"run": "{python} train.py {steps}", "graphs": {"none": [], "compiled": ["--compile"]}},
-        "training": {"steps": 110},
-        "repeats": 1,
-        "resources": {"device": "cpu"},
-        "wandb": {"mode": "disabled"},
-    }
+    content = program_recipe("mine", RUN, GRAPHS)
     plan = host.run("plan", host.write(content))
     assert f"compiled: cd {host.folder}; '{{python}}' train.py 110 --compile" in plan.stdout
     done = host.run("sweep", host.write(content))
@@ -109,15 +102,7 @@ def test_a_trainer_becomes_a_report(host: Host, framework: str) -> None:
         pytest.skip(f"needs {package}, of the extra dev")
     (host.folder / "train.py").write_text(program)
     run = f"{{python}} -W ignore train.py {arguments}"
-    content = {
-        "name": framework,
-        "engine": "command",
-        "command": {"framework": framework, "run": run, "graphs": {"compiled": graphs}},
-        "training": {"steps": 110},
-        "repeats": 1,
-        "resources": {"device": "cpu"},
-        "wandb": {"mode": "disabled"},
-    }
+    content = program_recipe(framework, run, {"compiled": graphs}, framework=framework)
     done = host.run("sweep", host.write(content))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((host.sweep(framework).report / "report.json").read_text())
