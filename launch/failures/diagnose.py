@@ -286,7 +286,8 @@ def _from_exit(evidence: Evidence) -> Diagnosis:
 
 def _from_last_words(evidence: Evidence, phase: Phase, code: int, rank: int | None) -> Diagnosis:
     """Diagnose a user's program that recorded no exception by what it printed."""
-    before = "" if {*evidence.phases.values()} - {"init"} else " before its first optimizer step"
+    unseen = ", and no optimizer step of it was seen" if code == 0 else " before its first optimizer step"
+    before = "" if {*evidence.phases.values()} - {"init"} else unseen
     kind, _, message = evidence.last_words.partition(": ")
     row = classify(kind.rpartition(".")[2], message, phase) or classes.PROGRAM
     said = f": {evidence.last_words}" if evidence.last_words else ""

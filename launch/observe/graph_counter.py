@@ -76,7 +76,8 @@ class GraphCounter:
             return CaptureError(
                 f"the program made no {what} in {phases.steps} steps: check that its arguments turn graphs on"
             )
+        what = "captured graphs" if self._cuda else "compiled functions"
         return CaptureError(
-            f"the program still captured graphs in the last of {phases.steps} steps: give every step the same shapes (pad "
+            f"the program still {what} in the last of {phases.steps} steps: give every step the same shapes (pad "
             "sequences, drop the last batch of an epoch), or train for more steps"
         )

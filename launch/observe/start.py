@@ -16,13 +16,19 @@ from launch.observe.import_hook import after_import
 if TYPE_CHECKING:
     from launch.observe.observer import Observer
 
+_WAITING: list[Path] = []
+"""The attempt's folder, once this process waits for torch."""
 _STARTED: list[Observer] = []
 
 
 def start() -> None:
-    """Observe this process as soon as it has imported torch. Do nothing outside an attempt."""
-    if OBSERVED not in os.environ or _STARTED:
+    """Observe this process as soon as it has imported torch. Do nothing outside an attempt.
+
+    It is called twice if both PYTHONPATH and ``python -m launch.observe`` load the observer.
+    """
+    if OBSERVED not in os.environ or _WAITING:
         return
+    _WAITING.append(Path(os.environ[OBSERVED]))
     # The supervisor requests stacks with this signal before it ends ranks that hang.
     faulthandler.register(signal.SIGUSR1)
     after_import("torch", _watch)
@@ -37,7 +43,7 @@ def _watch(torch: ModuleType) -> None:
     from launch.observe.torch_hooks import install
 
     try:
-        one = Observer(Path(os.environ[OBSERVED]))
+        one = Observer(_WAITING[0])
         install(torch, one)
     except Exception as error:
         # Another release of PyTorch may lack the hooked functions. The program runs on, and its log says that it is not

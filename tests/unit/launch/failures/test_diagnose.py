@@ -492,6 +492,9 @@ def test_a_program_of_the_users_own_that_shows_nothing_is_no_failed_launch() -> 
         found = diagnose(Evidence(ended_by, code, {}, is_command=True))
         assert (found.outcome, found.failure_class, found.infrastructure) == (outcome, name, False)
         assert found.remedy
+    trained = diagnose(Evidence("itself", 0, {}, is_command=True, last_words="done"))
+    assert trained.message == "the program ended with exit code 0, and no optimizer step of it was seen: done"
+    assert "launch.observe" in trained.remedy
 
 
 SAID = {

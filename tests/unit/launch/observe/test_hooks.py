@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from analysis.curves.run_file import read_run
+from launch import ROOT
+from launch.common.atomic_files import write_json
+from launch.contract.paths import OBSERVED, AttemptPaths
+from launch.contract.records.events import read_events
 from launch.contract.records.graph_stats import GraphStats
+from launch.contract.spec import spec_to_json
+from tests.records import read_metrics
 from tests.unit.launch.observe.observed import STEPS, observe, spec_of
 from tests.unit.launch.observe.test_observer import BY_HAND, CLIP, NESTED, SHOW, TWO
 
@@ -91,6 +100,27 @@ def test_tensorboard_logs_what_the_observer_reads(tmp_path: Path, kind: str) -> 
     assert logged_losses == [
         0.0 if kind == "bfloat16" else struct.unpack("f", struct.pack("f", one))[0] for one in exact
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "places"), [(["train.py"], [ROOT]), (["-m", "train"], [ROOT / "launch" / "observe" / "path", ROOT])]
+)
+def test_a_program_started_by_the_observer_is_observed_once(
+    tmp_path: Path, words: list[str], places: list[Path]
+) -> None:
+    """PYTHONPATH may be cleared, as in some containers, or load the observer too."""
+    spec = spec_of()
+    attempt = AttemptPaths(tmp_path / "runs" / spec.run_id / "attempts" / "1")
+    attempt.root.mkdir(parents=True)
+    write_json(attempt.spec, spec_to_json(spec))
+    text = CLIP.replace("STEPS", str(STEPS)).replace("COMPILE", "False")
+    (tmp_path / "train.py").write_text(text)
+    variables = {**os.environ, OBSERVED: str(attempt.root), "PYTHONPATH": os.pathsep.join(map(str, places))}
+    command = [sys.executable, "-m", "launch.observe", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [one.step for one in read_metrics(attempt)] == list(range(STEPS))
+    assert not [event for event in read_events(attempt, 0) if event["kind"] == "exception"]
 
 
 def test_a_program_without_a_gpu_ends_at_its_first_step(tmp_path: Path) -> None:

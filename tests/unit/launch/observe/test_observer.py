@@ -202,7 +202,7 @@ BAD = {
     "fails before step 1": ("import torch\nopen('/no/such/file')", "FAILED", "No such file"),
     "ends early": (PROGRAM.replace("(STEPS", "(STEPS - 4"), "CONFIG", r"after 8 of 12 steps.*\{steps\}"),
     "never captures": (PROGRAM, "CAPTURE_FAILED", "made no compiled function"),
-    "captures at every step": (ALWAYS, "CAPTURE_FAILED", "still captured.*same shapes"),
+    "captures at every step": (ALWAYS, "CAPTURE_FAILED", "still compiled functions.*same shapes"),
     "prints no metrics": (PROGRAM.replace("print(", "str("), "CONFIG", "shows no loss"),
     "prints some metrics": (PROGRAM.replace("    print", "    if number % 5 == 0: print"), "CONFIG", "log every step"),
     "writes NaN": (PROGRAM.replace("loss.item()", "loss.item() if number < 7 else float('nan')"), "NUMERIC", "loss is nan at step 7"),
