@@ -84,6 +84,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("ISOLATION", "CAPTURE_FAILED", "captured code waits for work that began before the capture: wait for that work before the capture begins", r"cudaErrorStreamCaptureIsolation|dependency created on uncaptured work"),
     FailureClass("IMPLICIT", "CAPTURE_FAILED", "the default stream would wait for captured work: use parameters on a side stream first, since their gradients are otherwise accumulated on the default stream", r"cudaErrorStreamCaptureImplicit|would make the legacy stream depend on a capturing"),
     FailureClass("WRONG_THREAD", "CAPTURE_FAILED", "end the capture in the thread that began it", r"cudaErrorStreamCaptureWrongThread|thread-local capture sequence from another thread"),
+    FailureClass("RANKS", "CONFIG", "let the program start as many ranks as the run has, or set parallelism and resources to its number (wrap: --ranks)", r"ProgramError: the program trains with \d+ rank"),
     FailureClass("OBSERVED", "CONFIG", "change the program or its arguments as the message says", r"^ProgramError:"),
     FailureClass("CAPTURE", "CAPTURE_FAILED", "see the exception in the message; where the implementation has scopes, a smaller one narrows down the cause", r"^CaptureError:"),
     FailureClass("ILLEGAL_ACCESS", "FAILED", "a stale pointer: look for an input that was freed before the replay; with expandable segments set NCCL_GRAPH_REGISTER=0", r"illegal memory access|cudaErrorIllegalAddress"),

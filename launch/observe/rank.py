@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from launch.common.atomic_files import write_json
+from launch.common.text import count
 from launch.contract.errors import EnvironmentFault, ProgramError
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.events import Phase
@@ -40,7 +41,7 @@ class Rank:
     def number(self) -> int:
         if "RANK" in os.environ:
             return int(os.environ["RANK"])
-        return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        return dist.get_rank() if _is_distributed() else 0
 
     def claim(self) -> None:
         """Become this rank unless another process already is: a launcher's children all inherit its variables."""
@@ -56,11 +57,14 @@ class Rank:
 
         Raises:
             EnvironmentFault: the run needs a GPU, and the program's PyTorch has none.
+            ProgramError: the program has other ranks than the run.
         """
         if self.begun:
             return
-        if self._spec.placement.device == "cuda" and not (torch.cuda.is_initialized() or torch.cuda.is_available()):
-            raise EnvironmentFault(_no_gpu())
+        if (refusal := self._refusal()) is not None:
+            # A launcher may catch the exception of a rank that it has forked.
+            self.fail(refusal)
+            raise refusal
         self.begun = True
         self.claim()
         if self.recorder is None:
@@ -73,6 +77,16 @@ class Rank:
         self.recorder.enter(phase, 0)
         for fault in known_faults(self._spec) if self.number == 0 else ():
             self.recorder.note(fault.text)
+
+    def _refusal(self) -> EnvironmentFault | ProgramError | None:
+        """Return why this program cannot be the run's."""
+        if self._spec.placement.device == "cuda" and not (torch.cuda.is_initialized() or torch.cuda.is_available()):
+            return EnvironmentFault(_no_gpu())
+        known, ranks = self._spec.parallelism.world_size, _world_size()
+        if ranks == known:
+            return None
+        # Missing ranks leave no records, and nobody reads those of ranks that the run does not know.
+        return ProgramError(f"the program trains with {count('rank', ranks)}, and the run has {known}")
 
     def report_second_process(self) -> None:
         """Record that this process trains although another one was the rank. Its steps are not compared."""
@@ -92,6 +106,15 @@ class Rank:
         if self.recorder is not None and not (self.done or self.failed or isinstance(error, SystemExit)):
             self.failed = True
             self.recorder.exception(error)
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _world_size() -> int:
+    """Return the number of ranks of the program, by PyTorch or by its launcher. A program may leave some out of its group."""
+    return max(int(os.environ.get("WORLD_SIZE", "1")), dist.get_world_size() if _is_distributed() else 1)
 
 
 def _no_gpu() -> str:

@@ -132,24 +132,25 @@ def observe(folder: Path, program: str, spec: RunSpec, *, compiled: bool | None 
     for rank in range(spec.parallelism.world_size):
         children.append(os.fork())
         if children[-1] == 0:
-            _run(attempt, program, names, before, rank if spec.parallelism.world_size > 1 else None)
+            ranks = spec.parallelism.world_size
+            _run(attempt, program, names, before, {"RANK": str(rank), "WORLD_SIZE": str(ranks)} if ranks > 1 else {})
     code, *_ = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     evidence = replace(read_evidence(attempt, "itself"), exit_code=code, is_command=True)
     return Observed(attempt, diagnose(evidence))
 
 
-def _run(attempt: AttemptPaths, program: str, names: dict[str, Any], before: str, rank: int | None) -> None:
-    """Run ``program`` as Python would, and end the process. If there are several ranks, run it as this rank."""
+def _run(attempt: AttemptPaths, program: str, names: dict[str, Any], before: str, place: dict[str, str]) -> None:
+    """Run ``program`` as Python would, and end the process. ``place`` are the variables of its rank, if there are several."""
     code = 0
     signal.alarm(SECONDS)
     try:
-        os.environ |= {} if rank is None else {"RANK": str(rank)}
+        os.environ |= place
         os.environ[OBSERVED] = str(attempt.root)
         torch.set_num_threads(1)
         # Without this reset, the program would start with code that other tests compiled in this process.
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        log = os.open(attempt.log(rank or 0), os.O_WRONLY | os.O_CREAT)
+        log = os.open(attempt.log(int(place.get("RANK", 0))), os.O_WRONLY | os.O_CREAT)
         sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)
         atexit._clear()
         exec(before, {"torch": torch})

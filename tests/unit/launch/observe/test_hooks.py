@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from launch.common.atomic_files import write_json
 from launch.contract.paths import OBSERVED, AttemptPaths
 from launch.contract.records.events import read_events
 from launch.contract.records.graph_stats import GraphStats
-from launch.contract.spec import spec_to_json
+from launch.contract.spec import Parallelism, spec_to_json
 from tests.records import read_metrics
 from tests.unit.launch.observe.observed import STEPS, observe, spec_of
 from tests.unit.launch.observe.test_observer import BY_HAND, CLIP, NESTED, SHOW, TWO
@@ -121,6 +123,19 @@ def test_a_program_started_by_the_observer_is_observed_once(
     assert (done.returncode, done.stderr) == (0, "")
     assert [one.step for one in read_metrics(attempt)] == list(range(STEPS))
     assert not [event for event in read_events(attempt, 0) if event["kind"] == "exception"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_program_has_as_many_ranks_as_the_run(tmp_path: Path, ranks: int) -> None:
+    """A launcher may catch the error, as torch.multiprocessing.spawn does, so it is recorded where it is raised."""
+    program = f"import os\nos.environ['WORLD_SIZE'] = '{ranks}'\n{CLIP}"
+    caught = program.replace("    optimizer.step()", "    try: optimizer.step()\n    except Exception: os._exit(1)")
+    seen = observe(tmp_path, caught, replace(spec_of(), parallelism=Parallelism(dp=2)))
+    if ranks == 2:
+        assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    else:
+        assert (seen.diagnosis.outcome, seen.diagnosis.failure_class) == ("CONFIG", "RANKS"), seen.diagnosis
+        assert re.search(f"trains with {ranks} ranks?, and the run has 2", seen.diagnosis.message)
 
 
 def test_a_program_without_a_gpu_ends_at_its_first_step(tmp_path: Path) -> None:
