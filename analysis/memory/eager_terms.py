@@ -66,7 +66,7 @@ def _activations(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
             yield Term(f"activations: {part}", rank.passes * kept, formula, each, ACTIVATIONS)
     if rank.expected_imbalance and "experts" not in captured:
         constant = rank.cell.constants.imbalance
-        values = (mib(rank.passes * rank.kept["experts"]), constant.value)
+        values = (mib(rank.held_by_experts), constant.value)
         yield Term("expert imbalance", rank.expected_imbalance, "{:.0f} MiB x ({:g} - 1)", values, constant.measured)
     if rank.spec.training.recompute == "full":
         yield _recomputation(rank)
@@ -187,10 +187,7 @@ def unused_blocks(rank: RankLoad, allocated: int, captured: frozenset[Part] = NO
         "unused blocks", round(share.value * allocated), "{:.0%} of {:.0f} MiB", values, share.measured, "cached"
     )
     if rank.expected_imbalance and "experts" not in captured:
-        changing, kept = (
-            rank.cell.constants.changing_blocks,
-            rank.passes * rank.kept["experts"] + rank.expected_imbalance,
-        )
+        changing, kept = rank.cell.constants.changing_blocks, rank.held_by_experts + rank.expected_imbalance
         values = (changing.value, mib(kept))
         formula = "{:g} x {:.0f} MiB of experts: each routing needs blocks of other sizes"
         yield Term("changing blocks", round(changing.value * kept), formula, values, changing.measured, "cached")

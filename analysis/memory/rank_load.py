@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from analysis.memory.activations import Rows, expert_rows, layer_bytes, recomputed_bytes, row_bytes, sharded_tokens
+from analysis.memory.activations import Rows, expert_rows, layer_bytes, recomputed_bytes, sharded_tokens
 from analysis.memory.measured_constants import MEASURED, Constants
 from analysis.memory.static_memory import BYTES, Part, State, layer_parameters
 from launch.contract.pipeline_stages import layers_of_stages
@@ -149,10 +149,17 @@ class RankLoad:
         return round(sum(self.cell.layer_weights(part) * self.layers_with[part] for part in parts))
 
     @cached_property
+    def held_by_experts(self) -> int:
+        """Bytes of experts' activations that all passes keep with an even load. Of what is recomputed, one layer's count."""
+        if "experts" not in self.kept:
+            return 0
+        again = self.recomputed.get("experts", 0)
+        return self.passes * (self.kept["experts"] - again) + round(again / self.layers_with["experts"])
+
+    @cached_property
     def expected_imbalance(self) -> int:
         """Bytes that all passes are expected to keep beyond those of an even load of experts."""
-        kept = self.passes * self.kept.get("experts", 0)
-        return min(round(kept * (self.cell.constants.imbalance.value - 1)), self._most_imbalance)
+        return min(round(self.held_by_experts * (self.cell.constants.imbalance.value - 1)), self._most_imbalance)
 
     @cached_property
     def worst_imbalance(self) -> int:
@@ -164,8 +171,9 @@ class RankLoad:
         rows = self.cell.rows
         if rows.fixed or "experts" not in self.kept:
             return 0
-        layers = 1 if self.spec.training.recompute == "full" else self.passes * self.layers_with["experts"]
-        return round(max(0, rows.worst - rows.mean) * row_bytes(self.spec) * layers)
+        # With full recomputation, one layer's experts keep activations.
+        passes = self.passes * self.layers_with["experts"] if self.spec.training.recompute == "full" else 1
+        return round(max(0, rows.worst / rows.mean - 1) * self.held_by_experts / passes)
 
     @cached_property
     def _layers_by_kind(self) -> Mapping[LayerKind, int]:
