@@ -52,7 +52,7 @@ before phase probe. Both in MiB. The forecast knows the recipe alone ([memory.md
 
 A third of the cells was held out while the constants were chosen: those whose id has a digest divisible by three. Formulas came from
 the code and from the other cells. Held-out cells share models, layouts and eager steps with these, so their error says
-little of other models, GPUs and layouts: all runs are of H200s, on at most four GPUs. No cell ran out of memory by itself.
+little of other models, GPUs and layouts: all runs are of H200s, on at most four GPUs.
 """
 
 
@@ -73,9 +73,20 @@ class Compared:
         return self.allocated[1] / self.allocated[0] - 1, self.device[1] / self.device[0] - 1
 
 
-def compare_all() -> tuple[list[Compared], int]:
-    """Return the cells that can be compared, and how many GPU cells did not end well."""
+@dataclass(frozen=True)
+class RanOut:
+    """A cell that ran out of memory without an injected fault. Bytes: what it needed at least by forecast, and the GPU's."""
+
+    report: str
+    label: str
+    needed: int
+    total: int
+
+
+def compare_all() -> tuple[list[Compared], list[RanOut], int]:
+    """Return the cells that can be compared, those that ran out of memory, and how many other GPU cells did not end well."""
     found: list[Compared] = []
+    ran_out: list[RanOut] = []
     others = 0
     for file in sorted(RESULTS.glob("*/report.json")):
         report = read_json(file)
@@ -84,9 +95,20 @@ def compare_all() -> tuple[list[Compared], int]:
         # A user's program has no forecast, since its model is unknown.
         cells = [cell for cell in cells if specs[_label_now(cell)].engine != "command"]
         whole = [cell for cell in cells if cell["outcome"] in RESULTS_INTACT]
-        others += len(cells) - len(whole)
+        less = [
+            RanOut(
+                file.parent.name,
+                cell["label"],
+                max(rank.needed for rank in forecast(spec)),
+                cell["memory"]["device_total"],
+            )
+            for cell in cells
+            if cell["outcome"] == "CUDA_OOM" and not (spec := specs[_label_now(cell)]).fault.is_set
+        ]
+        ran_out += less
+        others += len(cells) - len(whole) - len(less)
         found += [_compare(file.parent.name, cell, specs[_label_now(cell)]) for cell in whole]
-    return found, others
+    return found, ran_out, others
 
 
 def _label_now(cell: Mapping[str, Any]) -> str:
@@ -114,10 +136,24 @@ def _compare(report: str, cell: Mapping[str, Any], spec: RunSpec) -> Compared:
 
 def documents() -> dict[Path, str]:
     """Return the report, and the page that explains an example, with the current figures."""
-    cells, others = compare_all()
+    cells, ran_out, others = compare_all()
     summary = "\n".join(_summary(cells))
     rest = f"{others} other cells on GPUs did not end well (injected faults), and their peaks are unknown."
-    report = [HEAD, summary, "", rest, "", *_misses(cells), "", *_constants(), "", *_rows(cells), ""]
+    report = [
+        HEAD,
+        summary,
+        "",
+        rest,
+        "",
+        *_out_of_memory(ran_out),
+        "",
+        *_misses(cells),
+        "",
+        *_constants(),
+        "",
+        *_rows(cells),
+        "",
+    ]
     page = _fill(PAGE.read_text(), "errors of benchmarks/memory.py", summary)
     return {REPORT: "\n".join(report), PAGE: _fill(page, EXAMPLE, f"```text\n{_example()}```")}
 
@@ -148,6 +184,13 @@ def _summary(cells: Sequence[Compared]) -> Iterator[str]:
 def _spread(cells: Sequence[Compared], figure: int) -> str:
     errors = [cell.errors[figure] for cell in cells]
     return f"{median(map(abs, errors)):.1%}, {max(errors, key=abs):+.1%}"
+
+
+def _out_of_memory(cells: Sequence[RanOut]) -> Iterator[str]:
+    yield f"{len(cells) or 'No'} cells ran out of memory by themselves{':' if cells else '.'}"
+    for cell in cells:
+        sizes = f"{cell.needed / MIB:,.0f} MiB of {cell.total / MIB:,.0f}"
+        yield f"- {cell.report}, `{cell.label}`: needs at least {sizes} by forecast, {cell.needed / cell.total - 1:+.1%}"
 
 
 def _misses(cells: Sequence[Compared]) -> Iterator[str]:
