@@ -12,7 +12,7 @@ from statistics import median
 
 from analysis.memory.extrapolation import Bytes, run_memory
 from analysis.memory.forecast import forecast
-from analysis.memory.measured_constants import MEASURED, SITE, Constants, is_modelled
+from analysis.memory.measured_constants import MEASURED, SITE, Constants, unmeasured_settings
 from analysis.memory.term import total
 from launch.common.typed_json import Amount
 from launch.contract.paths import SweepPaths
@@ -90,7 +90,12 @@ def measured_cells(sweep: SweepPaths, plan: Plan) -> list[MeasuredCell]:
     found = []
     for cell in plan.cells:
         spec = cell.run_spec
-        if spec.placement.device != "cuda" or not is_modelled(spec) or spec.fault.is_set:
+        if (
+            spec.placement.device != "cuda"
+            or spec.engine == "command"
+            or unmeasured_settings(spec)
+            or spec.fault.is_set
+        ):
             continue
         if runs := [memory for run_id in cell.repeat_ids if (memory := run_memory(sweep.run(run_id)))]:
             phases = {phase: max((run[phase] for run in runs if phase in run), key=sum) for phase in runs[0]}

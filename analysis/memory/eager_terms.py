@@ -13,6 +13,8 @@ from analysis.memory.term import Term, mib, times_constant, total
 STATE, EAGER = "analysis/memory/static_memory.py", "analysis/memory/eager_terms.py"
 ACTIVATIONS = "analysis/memory/activations.py"
 NATIVE = "launch/engines/torch_native"
+FP8_WEIGHTS = "Transformer Engine 2.11, pytorch/module/base.py, get_weight_workspace"
+RING = "Transformer Engine 2.11, pytorch/attention/dot_product_attention/context_parallel.py"
 RECOMPUTATION = f"{NATIVE}/layers/recomputation.py"
 NOTHING: frozenset[Part] = frozenset()
 
@@ -41,7 +43,25 @@ def between_steps(rank: RankLoad, streams: int = 1) -> tuple[Term, ...]:
         Term("gradients", state.gradients, "{:,} elements x {:g} bytes", (elements, state.gradients / elements), STATE),
         Term("optimizer state", state.optimizer, "{:,} elements x {:.3g} bytes", (elements, own), STATE),
         times_constant(rank.cell.constants.workspace, 2 * streams + layers, "allocated", more, (streams, layers)),
+        *_fp8_casts(rank),
     )
+
+
+def _fp8_casts(rank: RankLoad) -> Iterator[Term]:
+    """Yield the fp8 casts of the layers' weights, which Transformer Engine keeps for all micro-batches of a step and later.
+
+    A product needs rows of its weight in the forward pass and columns in the backward pass, a byte an element each. Megatron-Core
+    keeps both (is_first_microbatch in its extensions/transformer_engine.py). Scales take a few bytes a matrix. Embeddings,
+    routers and the output layer are not cast.
+    """
+    if rank.spec.training.fp8 == "none":
+        return
+    cast: tuple[Part, ...] = ("attention", "mamba", "mlp", "experts")
+    layers = [
+        (rank.layers_with.get(part, 0) * rank.spec.parallelism.vpp, rank.cell.layer_weights(part)) for part in cast
+    ]
+    elements = round(sum(count * weights for count, weights in layers) / rank.cell.element)
+    yield Term("fp8 casts of weights", 2 * elements, "{:,} elements x 2 x 1 byte", (elements,), FP8_WEIGHTS)
 
 
 def held_bytes(rank: RankLoad, streams: int) -> int:
@@ -102,11 +122,27 @@ def _selective_recomputation(rank: RankLoad, captured: frozenset[Part]) -> Term:
 def _in_passing(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
     """Yield the terms of what is alive for a moment: the larger of loss and backward pass, and what ranks exchange."""
     moments = [_backward(rank, part) for part in rank.kept if part in ("mlp", "experts") and part not in captured]
+    if rank.spec.parallelism.cp > 1 and "attention" in rank.kept and "attention" not in captured:
+        moments.append(_ring(rank))
     if rank.is_last:
         moments += [_loss(rank), _output_layer(rank)]
     if moments:
         yield max(moments, key=lambda term: term.bytes)
     yield from _exchanged(rank)
+
+
+def _ring(rank: RankLoad) -> Term:
+    """Return what attention holds while keys and values go round the ranks that share a sequence.
+
+    Its forward pass has a buffer of keys and values for each rank, and a partial result for each, beside the whole result. Its
+    backward pass needs less: two buffers of keys, values and their gradients.
+    """
+    spec, model, layout = rank.spec, rank.spec.model, rank.spec.parallelism
+    element = rank.cell.element * tokens_of(spec) * model.kv_channels // layout.tp
+    keys, queries = 2 * model.num_query_groups * element, model.num_attention_heads * element
+    values = (layout.cp, mib(keys), mib(queries), mib(queries))
+    formula = "{} ranks x ({:.0f} MiB of keys and values + {:.0f} MiB of partial results), and {:.0f} MiB of results"
+    return Term("ring of keys and values", layout.cp * (keys + queries) + queries, formula, values, RING)
 
 
 def _loss(rank: RankLoad) -> Term:
@@ -205,6 +241,6 @@ def outside(cell: CellLoad) -> tuple[Term, ...]:
     if groups := several + sum(degree > 1 for degree in degrees) + (0 if cell.is_native else 4):
         more = ": all ranks, each kind of parallelism" + ("" if cell.is_native else ", 4 groups of Megatron-Core")
         terms.append(times_constant(constants.communicator, groups, more=more))
-    if layout.pp > 1 or (layout.ep > 1 and layout.dispatcher == "alltoall"):
+    if layout.pp > 1 or layout.cp > 1 or (layout.ep > 1 and layout.dispatcher == "alltoall"):
         terms.append(times_constant(constants.peers))
     return tuple(terms)

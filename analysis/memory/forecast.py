@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from analysis.memory.eager_terms import eager_step, outside
 from analysis.memory.graph_terms import graph_executables, layer_capture, layer_replay, step_capture, step_replay
-from analysis.memory.measured_constants import MEASURED, Constants
+from analysis.memory.measured_constants import MEASURED, Constants, unmeasured_settings
 from analysis.memory.rank_load import CellLoad, RankLoad
 from analysis.memory.static_memory import state_of_stages
 from analysis.memory.term import Term, total
@@ -34,12 +34,19 @@ class RankForecast:
     worst_imbalance: int
     basis: str = ""
     """Where the figures come from if not from formulas: "extrapolated from 4 runs"."""
+    unmeasured: tuple[str, ...] = ()
+    """The settings whose formulas were never compared with a run (measured_constants.unmeasured_settings)."""
 
     def allocated(self, phase: Phase) -> int:
         return sum(term.bytes for term in self.phases[phase] if term.held == "allocated")
 
     def device(self, phase: Phase) -> int:
         return total(self.phases[phase])
+
+    @property
+    def remark(self) -> str:
+        """What a reader must know of the figures, or ""."""
+        return self.basis or f"never measured with {' and '.join(self.unmeasured)}" * bool(self.unmeasured)
 
     @property
     def fullest_phase(self) -> Phase:
@@ -79,8 +86,10 @@ def _forecast(spec: RunSpec, constants: Constants, every: bool) -> list[RankFore
     ranks = [RankLoad(cell, stage, state) for stage, state in enumerate(state_of_stages(spec))]
     if not every:
         ranks = [rank for rank in ranks if not any(_holds_as_much(other, rank) for other in ranks[: rank.stage])]
-    around = outside(cell)
-    return [RankForecast(rank.stage, _phases(rank, around), rank.worst_imbalance) for rank in ranks]
+    around, unmeasured = outside(cell), unmeasured_settings(spec)
+    return [
+        RankForecast(rank.stage, _phases(rank, around), rank.worst_imbalance, unmeasured=unmeasured) for rank in ranks
+    ]
 
 
 def _holds_as_much(earlier: RankLoad, rank: RankLoad) -> bool:

@@ -71,13 +71,17 @@ SITE = (
 """The constants that depend on GPUs, drivers and releases, outside of tensors that torch counts as allocated."""
 
 
-def is_modelled(spec: RunSpec) -> bool:
-    """Return whether the formulas know what the settings of ``spec`` add."""
-    training = spec.training
-    compiled = spec.compiles_whole or training.compile == "whole"
-    return spec.engine != "command" and training.fp8 == "none" and not compiled and spec.parallelism.cp == 1
+def unmeasured_settings(spec: RunSpec) -> tuple[str, ...]:
+    """Return the settings of ``spec`` whose formulas come from the code alone, since no run had them. A word each."""
+    settings = {
+        "fp8": spec.training.fp8 != "none",
+        "a compiled model": spec.compiles_whole,
+        "context parallelism": spec.parallelism.cp > 1,
+    }
+    return tuple(name for name, is_set in settings.items() if is_set)
 
 
 def is_measured(spec: RunSpec) -> bool:
     """Return whether constants were measured for the settings of ``spec``. Without that, ``ERROR`` says nothing of its forecast."""
-    return is_modelled(spec) and (spec.engine == "torch_native" or spec.megatron_core == "0.16")
+    release = spec.engine == "torch_native" or (spec.engine == "megatron" and spec.megatron_core == "0.16")
+    return release and not unmeasured_settings(spec)

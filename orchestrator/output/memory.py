@@ -21,6 +21,7 @@ GROUPS: dict[Held, str] = {
     "outside": "outside of the allocator",
 }
 UNKNOWN_ERROR = "It assumes that memory grows linearly with this flag. How far that is off is unknown"
+UNMEASURED = "Formulas of {} come from the code alone. How far they are off is unknown"
 RELIABILITY = "How far forecasts were off: docs/results/forecast/report.md"
 
 
@@ -38,7 +39,7 @@ def print_memory(label: str, ranks: Sequence[RankForecast]) -> None:
     place = f"a rank of pipeline stage {rank.stage + 1} of {len(ranks)}" if len(ranks) > 1 else "a rank"
     print(
         f"{label}: {size(rank.peak)} of GPU memory on {place}, in phase {rank.fullest_phase}"
-        + f", {rank.basis}" * bool(rank.basis)
+        + f", {rank.remark}" * bool(rank.remark)
     )
     terms = rank.phases[rank.fullest_phase]
     lines = iter(align([_row(term) for term in terms]))
@@ -54,7 +55,8 @@ def print_memory(label: str, ranks: Sequence[RankForecast]) -> None:
         print("\nby pipeline stage:", ", ".join(size(each.peak) for each in ranks))
     if rank.worst_imbalance:
         print(f"\nif every token of its group chose experts of this rank: {size(rank.worst_imbalance)} more")
-    print(f"\n{UNKNOWN_ERROR if rank.basis else RELIABILITY}")
+    unmeasured = UNMEASURED.format(" and ".join(rank.unmeasured)) if rank.unmeasured else RELIABILITY
+    print(f"\n{UNKNOWN_ERROR if rank.basis else unmeasured}")
 
 
 def print_calibration(result: CalibrationResult, file: Path) -> None:

@@ -134,7 +134,7 @@ def _print_memory(plan: Plan, memory: MemoryCheck) -> None:
         print(f"\nGPU memory of the fullest rank, by forecast (--explain memory CELL prints its terms. {RELIABILITY}):")
     for cell in plan.cells:
         if rank := ranks.get(cell.cell_id):
-            print(f"  {size(rank.peak):>10}  {cell.label}" + f"  ({rank.basis})" * bool(rank.basis))
+            print(f"  {size(rank.peak):>10}  {cell.label}" + f"  ({rank.remark})" * bool(rank.remark))
             if warning := memory.warning(cell):
                 print(f"    {warning}")
 

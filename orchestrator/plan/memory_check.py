@@ -56,8 +56,8 @@ class MemoryCheck:
         gib, rank = self.target.gpu_memory_gib, self._fullest(cell)
         if gib is None or rank is None or cell.state != "run" or _is_expected(cell) or rank.needed <= gib * 2**30:
             return ""
-        basis = f", {rank.basis}" if rank.basis else ""
-        return f"may run out of memory: it needs at least {size(rank.needed)}{basis}, and {self._limit}"
+        remark = f", {rank.remark}" if rank.remark else ""
+        return f"may run out of memory: it needs at least {size(rank.needed)}{remark}, and {self._limit}"
 
     @property
     def _rule(self) -> str:

@@ -145,6 +145,46 @@ def test_an_unfused_loss_of_megatron_core_has_one_copy_in_fp32() -> None:
     )
 
 
+def term_of(spec: RunSpec, name: str) -> int:
+    return sum(term.bytes for rank in forecast(spec)[-1:] for term in rank.phases["warmup"] if term.name == name)
+
+
+def test_fp8_keeps_two_casts_of_each_matrix_of_a_layer() -> None:
+    """The model's layers have weights of two bytes, and embeddings and routers have no casts."""
+    fp8 = replace(MIXTURE, training=replace(MIXTURE.training, fp8="delayed"))
+    casts, weights = term_of(fp8, "fp8 casts of weights"), term_of(fp8, "weights")
+    model = fp8.model
+    rest = 2 * (model.vocab_size * model.hidden_size + 4 * model.num_moe_experts * model.hidden_size)
+    assert term_of(MIXTURE, "fp8 casts of weights") == 0 < casts == pytest.approx(weights - rest, rel=1e-3)
+    assert of(fp8).unmeasured == ("fp8",) and of(fp8).remark == "never measured with fp8"
+    results = 2 * 4 * 2048 * model.num_attention_heads * model.kv_channels
+    assert of(fp8).peak_allocated - of(MIXTURE).peak_allocated == casts + results, "2 passes of 4 layers"
+
+
+def test_a_compiled_model_is_bounded_by_eager_code() -> None:
+    dense = replace(MIXTURE, engine="torch_native", model=preset("llama3_8b"), parallelism=Parallelism())
+    eager, whole, elementwise = (
+        of(replace(dense, training=replace(dense.training, compile=how))).peak_allocated
+        for how in ("none", "whole", "elementwise")
+    )
+    assert elementwise < whole == eager
+
+
+def test_ranks_that_share_sequences_hold_a_ring_of_keys_and_values() -> None:
+    """It counts where it exceeds the loss. Activations are those of a shard of the sequence, and the optimizer is shared."""
+    model = replace(preset("llama3_8b"), vocab_size=1024, ffn_hidden_size=1024)
+    training = replace(MIXTURE.training, sequence_length=8192, global_batch_size=1)
+    alone = replace(MIXTURE, model=model, training=training, parallelism=Parallelism(distributed_optimizer=True))
+    shared = replace(alone, parallelism=Parallelism(cp=4, distributed_optimizer=True))
+    tokens = 8192 // 4
+    keys, queries = (2 * tokens * heads * 128 * 2 for heads in (8, 16))
+    assert term_of(shared, "ring of keys and values") == 4 * (keys + queries) + queries
+    for name in ("activations: attention", "activations: mlp", "optimizer state"):
+        assert term_of(shared, name) * 4 == pytest.approx(term_of(alone, name), rel=1e-3)
+    assert term_of(shared, "channels between peers") > 0 == term_of(alone, "channels between peers")
+    assert of(shared).unmeasured == ("context parallelism",)
+
+
 def test_torch_keeps_a_copy_of_each_micro_batch_in_flight() -> None:
     native = replace(MIXTURE, engine="torch_native")
     torch, engine = (replace(native, cuda_graph=CudaGraph(impl)) for impl in ("torch", "transformer_engine"))
