@@ -58,8 +58,8 @@ def add_recipe(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="key=value",
-        help="keep only cells with this value: cuda_graph.impl=torch_compile; may be repeated, for the same key to "
-        "keep several values",
+        help="keep only cells with this value: cuda_graph.impl=torch_compile; repeat it for other keys, or for other values "
+        "of a key",
     )
 
 

@@ -109,18 +109,24 @@ def filter_cells(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tu
     A cell matches if each key has one of the values that ``key=value`` gives for it.
 
     Raises:
-        InputError: a selection is wrong, or no cell matches.
+        InputError: a selection is wrong, or no cell that matches has its value.
     """
     if not selections:
         return tuple(cells)
+    settings = [parse_setting(text) for text in selections]
     wanted: dict[str, list[Any]] = {}
-    for key, value in map(parse_setting, selections):
+    for key, value in settings:
         wanted.setdefault(key, []).append(value)
-    chosen = {c.spec.cell_id for c in cells if all(_get_field(c.spec, key) in wanted[key] for key in wanted)}
-    if not chosen:
-        present = {key: {str(_get_field(cell.spec, key)) for cell in cells} for key in wanted}
+    matching = [cell for cell in cells if all(_get_field(cell.spec, key) in wanted[key] for key in wanted)]
+    found = {key: [_get_field(cell.spec, key) for cell in matching] for key in wanted}
+    if absent := {
+        text: key for text, (key, value) in zip(selections, settings, strict=True) if value not in found[key]
+    }:
+        present = {key: {str(_get_field(cell.spec, key)) for cell in cells} for key in absent.values()}
         values = "; ".join(f"{key} is {', '.join(sorted(values)[:12])}" for key, values in present.items())
-        raise input_error("--only", f"no cell has {' and '.join(selections)}", f"in this recipe {values}")
+        message = f"no {'selected ' * bool(matching)}cell has {' and '.join(absent)}"
+        raise input_error("--only", message, f"in this recipe {values}")
+    chosen = {cell.spec.cell_id for cell in matching}
     workloads = {cell.spec.workload_id for cell in cells if cell.spec.cell_id in chosen and cell.spec.graphed}
     return tuple(
         replace(cell, is_added_baseline=False) if cell.spec.cell_id in chosen else cell

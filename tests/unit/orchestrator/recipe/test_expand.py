@@ -266,6 +266,22 @@ def test_cells_are_picked_with_their_twins(tmp_path: Path, selections: list[str]
     assert sum(not cell.spec.graphed for cell in picked) == eager
 
 
+@pytest.mark.parametrize(
+    ("selections", "message"),
+    [
+        (["training.seed=7", "training.seed=1234"], r"no selected cell has training.seed=7\n.*training.seed is 1234$"),
+        (
+            ["cuda_graph.impl=none", "cuda_graph.scope=[attn]", "cuda_graph.scope=[]"],
+            r"no selected cell has .*\[attn\]\n",
+        ),
+        (["training.seed=7", "cuda_graph.impl=none"], r"no cell has training.seed=7 and cuda_graph.impl=none\n"),
+    ],
+)
+def test_each_selected_value_has_a_cell(tmp_path: Path, selections: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        filter_cells(cells(tmp_path, sweep={"grid": GRID}), selections)
+
+
 def test_an_eager_cell_that_is_picked_is_asked_for(tmp_path: Path) -> None:
     """Otherwise planning would omit it, as a baseline that no cell needs."""
     picked = filter_cells(cells(tmp_path, sweep={"grid": GRID}), ["cuda_graph.impl=none"])
