@@ -67,7 +67,7 @@ class MemoryCheck:
     def _limit(self) -> str:
         gib = self.target.gpu_memory_gib
         if self.target.scheduler == "host":
-            return f"a GPU of this host has {gib:.1f} GiB"
+            return f"no GPU of this host has more than {gib:.1f} GiB"
         return f"gpu_memory_gib of the profile is {gib:g}"
 
     def _fullest(self, cell: Cell) -> RankForecast | None:

@@ -42,7 +42,7 @@ class Host:
     packages: frozenset[str]
     has_compiler: bool
     gpu_memory_gib: float | None = None
-    """Memory of the smallest GPU, or None if it is unknown."""
+    """Memory of the largest GPU, or None if it is unknown."""
     scheduler: ClassVar[Literal["host"]] = "host"
     cluster_name: ClassVar[str] = ""
     not_checked: ClassVar[tuple[str, ...]] = ()
@@ -99,7 +99,7 @@ def _needed_packages(spec: RunSpec) -> frozenset[str]:
 def this_host() -> Host:
     compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
     gpus = _visible_gpus()
-    return Host(gpus, installed_packages(), any(map(shutil.which, compilers)), _smallest_gpu_memory() if gpus else None)
+    return Host(gpus, installed_packages(), any(map(shutil.which, compilers)), _largest_gpu_memory() if gpus else None)
 
 
 def installed_packages() -> frozenset[str]:
@@ -120,12 +120,15 @@ def _visible_gpus() -> tuple[str, ...]:
     return tuple(itertools.takewhile(lambda name: name not in ("", "-1"), names))
 
 
-def _smallest_gpu_memory() -> float | None:
-    """Return the memory of this host's smallest GPU in GiB, or None if nvidia-smi does not tell."""
+def _largest_gpu_memory() -> float | None:
+    """Return the memory of this host's largest GPU in GiB, or None if nvidia-smi does not tell.
+
+    CUDA_VISIBLE_DEVICES may leave out a small GPU, such as one for a display, and counts GPUs in another order than nvidia-smi.
+    """
     command = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        return min(int(line) for line in answer.stdout.splitlines()) / 1024
+        return max(int(line) for line in answer.stdout.splitlines()) / 1024 or None
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
 

@@ -97,7 +97,7 @@ def test_a_cell_set_aside_names_the_forecast_the_gpu_and_the_fix(plan_on: Any) -
     assert content["memory"][cell["cell_id"]]["peak"] > 93 << 30, "the forecast stays in the table"
 
 
-NVIDIA_SMI = "#!/bin/sh\necho 143771\necho {mib}\n"
+NVIDIA_SMI = "#!/bin/sh\necho {mib}\necho 4096\n"
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,12 @@ NVIDIA_SMI = "#!/bin/sh\necho 143771\necho {mib}\n"
     [
         (NVIDIA_SMI.format(mib=81559), 81559 / 1024),
         (NVIDIA_SMI.format(mib="[N/A]"), None),
+        (NVIDIA_SMI.format(mib="no GPU"), None),
+        ("#!/bin/sh\necho 0\n", None),
         ("#!/bin/sh\nexit 9\n", None),
     ],
 )
-def test_a_host_knows_the_memory_of_its_smallest_gpu(
+def test_a_host_knows_the_memory_of_its_largest_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, gib: float | None
 ) -> None:
     program = tmp_path / "nvidia-smi"
@@ -127,7 +129,9 @@ def test_a_host_sets_aside_cells_that_do_not_fit(tmp_path: Path, gib: float | No
     (cell,) = (cell for cell in plan.cells if cell.label == "full_iteration.optimizer")
     assert cell.state == state
     for reason in cell.reasons:
-        assert reason.rule == "host.gpu_memory" and reason.message.endswith("a GPU of this host has 79.6 GiB")
+        assert reason.rule == "host.gpu_memory" and reason.message.endswith(
+            "no GPU of this host has more than 79.6 GiB"
+        )
 
 
 @pytest.mark.parametrize(("compile", "state"), [("whole", RUNS), ("none", ASIDE)])
