@@ -55,7 +55,7 @@ each document.
 | nothing | runs | runs |
 | parts without attention: routers, dense MLPs, padded experts | runs | runs |
 | parts with attention, or whole layers | rejected: `transformer_engine` takes only tensors, and `local` fixes the lengths of documents | rejected: attention masks are made anew in each step |
-| the whole step | runs, with borders padded to `data.max_documents` | rejected, for the same |
+| the whole step | runs, with borders padded to `data.max_documents`, except with YaRN | rejected for the same reason |
 
 Engine megatron always pads the borders, so eager and graphed runs compute alike. No release of Megatron-Core up to 0.19.2
 captures packed attention by `transformer_engine`. Megatron Bridge 0.6.2 prepares padded borders for it (`pad_cu_seqlens`), but

@@ -45,7 +45,7 @@ def _kernel_tables(cells: Sequence[tuple[CellResult, Roofline]]) -> list[str]:
     """Render the kernels of the fastest cell of each task that has a record of them."""
     fastest: dict[str, tuple[float, str, Kernels]] = {}
     for result, roofline in cells:
-        if roofline.kernels and (step := result.speed.step_time):
+        if roofline.kernels and roofline.kernels.longest and (step := result.speed.step_time):
             found = (step.milliseconds, result.name, roofline.kernels)
             fastest[result.cell.task_id] = min(fastest.get(result.cell.task_id, found), found, key=itemgetter(0))
     return [block for found in fastest.values() for block in _kernel_table(*found)]
@@ -56,7 +56,7 @@ def _kernel_table(step_ms: float, name: str, kernels: Kernels) -> list[str]:
         (f"`{one.name}`", f"{one.count:g}", f"{one.milliseconds:.2f} ms", f"{one.milliseconds / step_ms:.0%}")
         for one in kernels.longest
     ]
-    said = f"The kernels of a step of {name} with the most time, on rank 0. A step has {kernels.number:,.0f} kernels."
+    said = f"These kernels take the most time in a step of {name}, on rank 0. The step has {kernels.number:,.0f} kernels in all."
     return [said, table(("kernel", "per step", "time", "of the step"), rows)]
 
 

@@ -3,8 +3,8 @@
 Every event has time (seconds since the epoch), kind, phase and step. The kinds are "enter" (a phase begins; the first also
 has the rank's pid and the identity of launch.contract.records.identity), "phase" (a phase ended: memory, clocks, seconds),
 "choices" (what the engine chose), "capture" and "proof" (GraphStats), "parameters" (digest: of the rank's parameters before the
-first step after the capture, and after the last step), "step_check" (StepCheck), "probe" (Probe, and as last_step and
-kernels LastStep and Kernels or null), "inspection" (Inspection), "rates" (GpuRates), "note" (message) and "exception" (type, message, traceback).
+first step after the capture, and after the last step), "step_check" (StepCheck), "probe" (Probe; LastStep or null as
+last_step; Kernels or null as kernels), "inspection" (Inspection), "rates" (GpuRates), "note" (message) and "exception" (type, message, traceback).
 """
 
 from __future__ import annotations
