@@ -122,7 +122,7 @@ def filter_cells(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tu
     if absent := {
         text: key for text, (key, value) in zip(selections, settings, strict=True) if value not in found[key]
     }:
-        present = {key: {str(_get_field(cell.spec, key)) for cell in cells} for key in absent.values()}
+        present = {key: {spell(_get_field(cell.spec, key)) for cell in cells} for key in absent.values()}
         values = "; ".join(f"{key} is {', '.join(sorted(values)[:12])}" for key, values in present.items())
         message = f"no {'selected ' * bool(matching)}cell has {' and '.join(absent)}"
         raise input_error("--only", message, f"in this recipe {values}")

@@ -272,7 +272,7 @@ def test_cells_are_picked_with_their_twins(tmp_path: Path, selections: list[str]
         (["training.seed=7", "training.seed=1234"], r"no selected cell has training.seed=7\n.*training.seed is 1234$"),
         (
             ["cuda_graph.impl=none", "cuda_graph.scope=[attn]", "cuda_graph.scope=[]"],
-            r"no selected cell has .*\[attn\]\n",
+            r"no selected cell has .*\[attn\]\n.* is \[\], \[attn, moe_router\]$",
         ),
         (["training.seed=7", "cuda_graph.impl=none"], r"no cell has training.seed=7 and cuda_graph.impl=none\n"),
     ],
