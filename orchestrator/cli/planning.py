@@ -11,7 +11,7 @@ from launch.contract.plan import Plan
 from orchestrator import PROGRAM
 from orchestrator.cli.verbs import VERBS
 from orchestrator.errors import InputError, input_error
-from orchestrator.output.plan import warn_missing_programs, warn_outage, warn_unused_cluster
+from orchestrator.output.plan import warn_missing_programs, warn_outage, warn_unknown_memory, warn_unused_cluster
 from orchestrator.plan.input_files import check_inputs, missing_programs
 from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.plan.planner import check_budget, gpu_hours, make_plan
@@ -108,4 +108,7 @@ def find_target(arguments: argparse.Namespace, executor: Executor, profile: str)
         warn_outage(reason)
     if profile:
         warn_unused_cluster(profile)
-    return this_host()
+    host = this_host()
+    if host.gpus and host.gpu_memory_gib is None:
+        warn_unknown_memory()
+    return host

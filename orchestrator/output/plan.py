@@ -30,6 +30,10 @@ def warn_outage(reason: str) -> None:
     sys.stderr.write(f"{reason}: the runs start on this host\n")
 
 
+def warn_unknown_memory() -> None:
+    sys.stderr.write("nvidia-smi does not tell the memory of this host's GPUs: no cell is checked against it\n")
+
+
 def warn_missing_programs(problems: Sequence[Problem]) -> None:
     for problem in problems:
         sys.stderr.write(

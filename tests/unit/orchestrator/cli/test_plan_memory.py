@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -111,14 +112,20 @@ NVIDIA_SMI = "#!/bin/sh\necho {mib}\necho 4096\n"
     ],
 )
 def test_a_host_knows_the_memory_of_its_largest_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, gib: float | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+    gib: float | None,
 ) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(answer)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(host, "_visible_gpus", lambda: ("0", "1"))
-    assert host.this_host().gpu_memory_gib == gib
+    target = planning.find_target(argparse.Namespace(cluster=None, executor="local"), "local", "")
+    assert target.gpu_memory_gib == gib
+    assert ("nvidia-smi does not tell the memory" in capsys.readouterr().err) == (gib is None)
 
 
 @pytest.mark.parametrize(("gib", "state"), [(79.6, "not_runnable"), (140.4, "run"), (None, "run")])
