@@ -130,7 +130,9 @@ def missing_floor(window: ComparisonWindow) -> Verdict | None:
     if floor is None or floor.repeats < 2:
         excess = next((f"{_difference(*largest)}, and " for largest in _largest(window)), "")
         quick = window.margins.mode == "quick" and not excess
-        reason = f"{excess}the noise floor is unknown, because it needs two complete eager repeats"
+        reason = (
+            f"{excess}the noise floor is unknown, because it needs two complete eager repeats of the same code and data"
+        )
         return _inconclusive(window, reason + _NO_DRIFT * quick, _SECOND, noisy=quick)
     return _large_floor(window, floor, spikes=True)
 

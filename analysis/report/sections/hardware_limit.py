@@ -37,7 +37,7 @@ def render(report: ReportData) -> list[str]:
         return []
     if not any(roofline.rates for _, roofline in cells):
         reasons = dict.fromkeys(roofline.reason for _, roofline in cells)
-        return [TITLE, f"Unknown: {'; '.join(reasons)}."]
+        return [TITLE, f"Unknown: {'; '.join(reasons)}.", *_kernel_tables(cells)]
     return [TITLE, table(HEADER, [_row(*cell) for cell in cells]), *how_to_read(*NOTES), *_kernel_tables(cells)]
 
 

@@ -126,7 +126,9 @@ def test_the_report_shows_the_kernels_of_the_fastest_cell_of_each_task(tmp_path:
 def test_a_report_of_older_runs_says_what_is_missing(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=change_rates(rates=None))
     report = write_report(sweep)
-    assert "## The hardware's limit\n\nUnknown: no run measured the rates of its GPU.\n" in report.markdown.read_text()
+    text = report.markdown.read_text()
+    assert "## The hardware's limit\n\nUnknown: no run measured the rates of its GPU.\n" in text
+    assert "These kernels take the most time in a step of A1" in text
     assert "hardware's limit" not in report.summary
     validated("report", report.json.read_text())
 
