@@ -93,7 +93,7 @@ def test_tensorboard_logs_what_the_observer_reads(tmp_path: Path, kind: str) -> 
     begin = f"from torch.utils.tensorboard import SummaryWriter\nwriter = SummaryWriter({str(tmp_path / 'tb')!r})\nfor number"
     logged = f"    small = loss.detach().to(torch.{kind}) * 1e-9\n    writer.add_scalar('lm loss', small, number)\n"
     logged += "    print('exact', small.item())"
-    text = CLIP.replace("for number", begin, 1).replace(SHOW, logged)
+    text = CLIP.replace("for number", begin, 1).replace(SHOW, logged) + "\nwriter.close()\n"
     seen = observe(tmp_path, text, spec_of())
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
     exact = [float(line.split()[1]) for line in seen.log.splitlines() if line.startswith("exact")]
