@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from analysis.memory.peaks import KIND_WORDS
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import escape, figure, how_to_read, table
@@ -29,7 +31,7 @@ def render(report: ReportData) -> list[str]:
         return []
     shown, ran, only = len(report.shown), len(report.ran), report.sweep.plan.only
     kinds = sorted({KIND_WORDS[result.memory.kind] for result in report.shown if result.memory})
-    selected = f"The sweep ran only cells with {escape(' and '.join(only))} (--only), and their eager baselines."
+    selected = f"The sweep ran only cells with {escape(_selection(only))} (--only), and their eager baselines."
     left_out = f"The tables show {shown:,} of {ran:,} cells, worst news first. report.json has all cells."
     memory = f"Memory: the largest peak of any phase, rank and repeat, in {' or '.join(kinds)}."
     return [
@@ -39,6 +41,15 @@ def render(report: ReportData) -> list[str]:
         *([left_out] if shown < ran else []),
         table(HEADER, map(_row, report.shown)),
     ]
+
+
+def _selection(only: Sequence[str]) -> str:
+    """Describe the cells that ``--only`` keeps: those with one of the values of each key."""
+    values: dict[str, list[str]] = {}
+    for text in only:
+        key, _, value = text.partition("=")
+        values.setdefault(key, []).append(value)
+    return " and ".join(f"{key}={' or '.join(given)}" for key, given in values.items())
 
 
 def _rules(margins: Margins) -> tuple[str, ...]:

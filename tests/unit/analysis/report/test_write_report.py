@@ -192,9 +192,10 @@ def test_what_a_run_says_of_itself_stands_by_its_divergence(tmp_path: Path) -> N
 def test_cells_that_were_not_picked_are_spoken_of(tmp_path: Path) -> None:
     """The resolved recipe has these cells, but the summary counts without them."""
     sweep = write_sweep(tmp_path)
-    said = "The sweep ran only cells with training.compile=none and cuda_graph.impl=torch (--only)"
+    said = "The sweep ran only cells with training.compile=none and cuda_graph.impl=torch or local (--only)"
     assert said not in report_text(sweep)
-    write_json(sweep.plan, read_json(sweep.plan) | {"only": ["training.compile=none", "cuda_graph.impl=torch"]})
+    only = ["training.compile=none", "cuda_graph.impl=torch", "cuda_graph.impl=local"]
+    write_json(sweep.plan, read_json(sweep.plan) | {"only": only})
     assert said in report_text(sweep)
 
 
