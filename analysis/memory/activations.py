@@ -4,8 +4,8 @@ A layer keeps the inputs of matrix products and norms, and the arguments of atte
 own hooks counted them on torch_native's layers (tests/numerics/test_forecast.py). Transformer Engine's modules keep the same,
 with two exceptions: a router keeps its input without a cast, and the fused activation keeps no intermediate.
 
-Two formulas are upper bounds, which no run has measured. A model that torch.compile compiles whole counts as eager: what eager
-code keeps is one of the cuts of which the partitioner takes a small one (torch/_functorch/partitioners.py). With fp8, the inputs of matrix
+Two formulas are upper bounds, which no run has measured. A model that torch.compile compiles whole counts as eager, because the
+partitioner keeps about as much or less for the backward pass (torch/_functorch/partitioners.py). With fp8, the inputs of matrix
 products count in bf16, although Transformer Engine 2.11 keeps one-byte casts of them (pytorch/module/linear.py).
 """
 

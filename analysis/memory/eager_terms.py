@@ -50,9 +50,9 @@ def between_steps(rank: RankLoad, streams: int = 1) -> tuple[Term, ...]:
 def _fp8_casts(rank: RankLoad) -> Iterator[Term]:
     """Yield the fp8 casts of the layers' weights, which Transformer Engine keeps for all micro-batches of a step and later.
 
-    A product needs rows of its weight in the forward pass and columns in the backward pass, a byte an element each. Megatron-Core
-    keeps both (is_first_microbatch in its extensions/transformer_engine.py). Scales take a few bytes a matrix. Embeddings,
-    routers and the output layer are not cast.
+    A product reads its weight by rows in the forward pass and by columns in the backward pass. Each cast takes one byte per
+    element, and Megatron-Core keeps both (is_first_microbatch in its extensions/transformer_engine.py). Scales take a few bytes
+    per matrix. Embeddings, routers and the output layer are not cast.
     """
     if rank.spec.training.fp8 == "none":
         return

@@ -2,8 +2,8 @@
 
 A product of m x n by n x k takes 2mnk operations. Each forward product has two of its size in the backward pass, which makes 6
 operations per weight and token. The count includes the attention projections, the gated feed-forward (three matrices; with
-experts, those of the top-k and shared experts), both projections and the scan of a Mamba-2 layer, and the output layer. It excludes the embedding, the router, norms and
-elementwise operations. Attention takes 2 products (with keys, with values) per key that a token sees: on average half the
+experts, those of the top-k and shared experts), both projections and the scan of a Mamba-2 layer, and the output layer. It
+excludes the embedding, the router, norms and elementwise operations. Attention takes 2 products (with keys, with values) per key that a token sees: on average half the
 sequence under a causal mask, less with a window. Recomputation and expert padding do not count: these are FLOPs of the model,
 not of the hardware.
 
