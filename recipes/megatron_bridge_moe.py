@@ -4,6 +4,7 @@ it. Arguments are overrides of the configuration, such as ``train.train_iters=12
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -29,7 +30,19 @@ LENGTH, VOCABULARY, STEPS = 1024, 32000, 120
 
 
 def main() -> None:
-    pretrain(process_config_with_overrides(configuration(), cli_overrides=sys.argv[1:]), forward_step)
+    pretrain(process_config_with_overrides(configuration(), cli_overrides=read_overrides(sys.argv[1:])), forward_step)
+
+
+def read_overrides(arguments: list[str]) -> list[str]:
+    """Return ``arguments`` without ``--own-stream``, which leaves the default stream.
+
+    PyTorch 2.11 cannot capture the backward pass of a model that was wrapped on that stream. Bridge leaves it only for graphs of
+    Transformer Engine in the language model.
+    """
+    if "--own-stream" in arguments:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_stream(torch.cuda.Stream())
+    return [word for word in arguments if word != "--own-stream"]
 
 
 def configuration() -> ConfigContainer:

@@ -29,6 +29,8 @@ _EVERY_RUN = {
 
 def _graph_flags(spec: RunSpec) -> Flags:
     settings = graph_settings(spec.cuda_graph, spec.megatron_core)
+    # Bridge's recipes set the older name, and Megatron-Core 0.19 rejects both names together.
+    settings |= {} if "cuda_graph_scope" in settings else {"cuda_graph_scope": "null"}
     return {_override(f"model.{name}", value): () for name, value in settings.items()}
 
 
