@@ -42,6 +42,9 @@ def use_text_of_python(dataset: GPTSFTDatasetConfig) -> None:
     """Replace the recipe's dataset by lines of Python's standard library: each is to be answered by the next line."""
     dataset.hf_dataset = dataset.hf_validation_proportion = None
     dataset.do_validation = dataset.do_test = False
+    if dataset.offline_packing_specs is not None:
+        # Otherwise the whole path of the tokenizer becomes the name of one folder, which may be too long.
+        dataset.offline_packing_specs.tokenizer_model_name = "bytes"
     folder = Path(dataset.dataset_root)
     folder.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []

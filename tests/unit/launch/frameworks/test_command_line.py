@@ -41,7 +41,7 @@ TITAN = "--training.steps 120 --dump_folder {output} --metrics.log_freq 1 --metr
         (
             Command("megatron_bridge", "t checkpoint.save=/x"), SCOPES,
             f"t checkpoint.save=/x {BRIDGE} model.cuda_graph_impl=transformer_engine "
-            "model.cuda_graph_modules=[attn,moe_router] model.cuda_graph_warmup_steps=3",
+            "model.cuda_graph_modules=[attn,moe_router] model.cuda_graph_warmup_steps=3 model.cuda_graph_scope=null",
         ),
         (Command("torchtitan", "t --debug.seed 5"), CudaGraph(), f"t --debug.seed 5 {TITAN} --training.disable_cuda_graphs"),
         (
