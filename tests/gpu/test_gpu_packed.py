@@ -98,8 +98,10 @@ def test_packed_documents_are_as_if_alone(model: Model) -> None:
     print(f"packed {loss}, documents alone {alone}, one long document {whole}")
     assert abs(loss - alone) < 0.1 * abs(whole - alone), (loss, alone, whole)
     off, wrong = gradients_apart(found, expected), gradients_apart(crossed, expected)
+    # An expert whose tokens all are in the first document sees no other one.
+    shared = [share for name, share in wrong.items() if ".experts." not in name]
     # In bfloat16 a few tokens may choose another expert.
-    assert max(off.values()) < 0.2 and min(wrong.values()) > 0.4, (off, wrong)
+    assert max(off.values()) < 0.2 and min(shared) > 0.4, (off, wrong)
 
 
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "moe"])
