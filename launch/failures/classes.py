@@ -58,20 +58,20 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     DISK_FULL,
     FailureClass("GPU_FAULT", "ENVIRONMENT", "a GPU of the named node is broken, or another process uses it: ask the site to check the node", r"uncorrectable ECC error|CUDA-capable device\(s\) is/are busy or unavailable|GPU has fallen off the bus", infrastructure=True),
     # Settings that Megatron-Core, Megatron-LM and Megatron Bridge reject when a user's program starts.
+    FailureClass("TRANSFORMER_ENGINE", "ENVIRONMENT", "install the release of Transformer Engine that the message names, or turn off what needs it", r"not supported without TE\b|requires TransformerEngine, but|requires? (TransformerEngine|TE)( version)? ?>=|supported with TE ?>=|TE (with )?version ?>=|[Pp]lease install TE\b|te_general_gemm"),
     FailureClass("GRAPH_REGISTER", "CONFIG", "set environment.NCCL_GRAPH_REGISTER=0, or take expandable_segments:True out of PYTORCH_CUDA_ALLOC_CONF", r"Setting NCCL_GRAPH_REGISTER=0"),
     FailureClass("GRAPH_NAN_CHECK", "CONFIG", "a captured step cannot read its loss: pass --no-check-for-nan-in-loss-and-grad (Megatron Bridge: rerun_state_machine.check_for_nan_in_loss=false and ddp.check_for_nan_in_grad=false)", r"check_for_nan_in_loss must be disabled|no-check-for-nan-in-loss-and-grad should be set"),
-    FailureClass("GRAPH_RNG", "CONFIG", "random numbers in a graph need Transformer Engine's RNG tracker: pass --te-rng-tracker (Megatron Bridge: rng.te_rng_tracker=true)", r"RNG tracker (does not support|is required for) cudagraphs|use_te_rng_tracker requires|cudagraphs with RNG"),
+    FailureClass("GRAPH_RNG", "CONFIG", "random numbers in a graph need Transformer Engine's RNG tracker: pass --te-rng-tracker (Megatron Bridge: rng.te_rng_tracker=true)", r"RNG tracker (does not support|is required for) cudagraphs|cudagraphs with RNG"),
     FailureClass("GRAPH_RECOMPUTE", "CONFIG", "recomputation would cross the border of a graph: recompute only modules outside the scope, or use full_iteration", r"full recompute is only supported with full iteration|moe recompute is not supported with moe_router|(dropout|moe_input_jitter_eps) is not supported with graphed"),
     FailureClass("GRAPH_OFFLOAD", "CONFIG", "turn off the offloading that the message names, or capture fewer parts", r"CUDA graphs not supported with CPU offloading|Offloading modules captured in cuda graph|Cudagraphs not supported|fine-grained activation offloading with cuda_graph_impl|(moe_paged_stash|[Oo]ffload).*(cpu_offloading|CUDA graph)"),
     FailureClass("GRAPH_OVERLAP", "CONFIG", "take moe and mlp out of the scope, do not use local graphs, or turn off overlap_moe_expert_parallel_comm and delay_wgrad_compute", r"overlap_moe_expert_parallel_comm|delay_wgrad_compute|(EP|ep) overlap (must be|only supports)|for ep overlap"),
     FailureClass("GRAPH_PACKED", "CONFIG", "a graph of packed sequences needs fixed shapes, and transformer_engine's graphs take no packed attention: leave attn out of cuda_graph.scope, or capture the whole step with padded borders (data.max_documents; Megatron Bridge: pad_to_max_length=true and offline_packing_specs.pad_cu_seqlens=true), with a micro-batch of 1, or do not pack", r"packed_seq_params are excluded|pad_cu_seqlens|Offline packing with CUDA graphs|Micro batch size should be 1 when training with packed"),
-    FailureClass("TRANSFORMER_ENGINE", "ENVIRONMENT", "install the release of Transformer Engine that the message names", r"not supported without TE\b|requires TransformerEngine, but|requires? (TransformerEngine|TE) >=|TE version >=|[Pp]lease install TE\b|te_general_gemm"),
-    FailureClass("GRAPH_SETTINGS", "CONFIG", "this release rejects the combination of graph settings that the message names; docs/rules.md lists what goes together", r"(cuda|external_cuda)_graph_?(scope|impl|modules|warmup_steps)|enable_cuda_graph|(moe|mlp|moe_preprocess) cuda graph is (only|not) supported|full scope cannot be used|Invalid (inference )?(cuda|CUDA) graph|full.iteration (cuda|CUDA) graph|there should be only one model chunk|moe_paged_stash|GTP \+ local CUDA graphs|moe_pad_expert_input_to_capacity|Partial cudagraphs for MoEs"),
+    FailureClass("GRAPH_SETTINGS", "CONFIG", "this release does not know the graph settings that the message names, or rejects their combination: docs/rules.md lists what goes together, and docs/megatron.md the names in each release", r"cuda[-_]graph[-_](scope|impl|modules|(num[-_])?warmup[-_]steps)|(enable|external)[-_]cuda[-_]graph|(moe|mlp|moe_preprocess) cuda graph is (only|not) supported|full scope cannot be used|Invalid (inference )?(cuda|CUDA) graph|full.iteration (cuda|CUDA) graph|there should be only one model chunk|moe_paged_stash|GTP \+ local CUDA graphs|moe_pad_expert_input_to_capacity|Partial cudagraphs for MoEs|with CUDA graph requires fixed|(supported|incompatible) with CUDA Graphs?$|CUDA_GRAPHS_USE_NODE_PRIORITY|assert not self\.is_moe_layer"),
     FailureClass("COMPILE", "FAILED", "see the exception in the message, or set training.compile=none", r"^CompileError:"),
     FailureClass("REPLAY", "FAILED", "a graph replays fixed shapes: pad the named input to one shape, and keep its dtype and device", r"^ReplayError:"),
     FailureClass("GRAPH_ARGUMENTS", "FAILED", "a layer was replayed with different arguments than it was captured with: keep the number and shapes of sequences and micro-batches the same in every step, set data.packed_sequences=false, or leave attention out of cuda_graph.scope", r"CUDA graph argument mismatch|no matching cudagraph|different number of tensors than what it was graphed with|CUDA graph accepts only Tensor inputs|Keyword Arguments not supported with CUDA graph|auxiliary input structure must remain constant|[Cc]udagraphs rec(ei|ie)ved an arg|unsupported in cudagraph|valid_cudagraph_attrs mismatch"),
     FailureClass("GRAPH_BATCH", "FAILED", "full_iteration copies each batch into static tensors: have the data iterator return a dict of tensors of one shape, and pass arguments by name", r"Unsupported copy for tuple|Expect top-level as container type|does not accept positional args"),
-    FailureClass("GRAPH_ORDER", "FAILED", "layers were replayed in a different order than they were captured: do not run them again between a forward pass and its backward pass", r"Tried (calling|replaying) (the )?(fwd|bwd) cudagraph|num_(microbatches|model_chunks) must match|order dimension mismatch|doesn't match number of dgrad|requested to create a graph after|CUDA Graphs have (already|not) been created|CUDA Graphs were (already )?created|were already created|capture has already been finished"),
+    FailureClass("GRAPH_ORDER", "FAILED", "layers were replayed in a different order than they were captured: do not run them again between a forward pass and its backward pass", r"Tried (calling|replaying) (the )?(fwd|bwd) cudagraph|num_(microbatches|model_chunks) must match|order dimension mismatch|doesn't match number of dgrad|requested to create a graph after|CUDA Graphs (have (already|not)|should have) been created|CUDA Graphs were (already )?created|were already created|capture (has already|should have) been finished"),
     FailureClass("GRAPH_UPDATE", "FAILED", "the graph cannot be updated with the changed work: capture it again, or keep shapes and kernels the same", r"cudaErrorGraphExecUpdateFailure|graph update was not performed"),
     FailureClass("GRAPH_OVERWRITTEN", "FAILED", "a replay overwrote an earlier output that is still read: use one micro-batch per step, or full_iteration", r"tensor output of CUDAGraphs that has been overwritten"),
     FailureClass("HOOKS", "CAPTURE_FAILED", "a captured module has hooks, which a replay does not call: set parallelism.overlap_param_gather=false, or use full_iteration", r"[Mm]odules must not have hooks|user registered pre-forward hooks"),
@@ -90,7 +90,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("ILLEGAL_ACCESS", "FAILED", "a stale pointer: look for an input that was freed before the replay; with expandable segments set NCCL_GRAPH_REGISTER=0", r"illegal memory access|cudaErrorIllegalAddress"),
     FailureClass("KERNEL", "FAILED", "a kernel failed on the device, and the error may name a later call: run it again with environment.CUDA_LAUNCH_BLOCKING=1 and cuda_graph.impl=none", r"unspecified launch failure|cudaErrorLaunchFailure|device-side assert triggered|cudaErrorAssert|misaligned address|an illegal instruction was encountered"),
     FailureClass("COMMUNICATOR_SETUP", "ENVIRONMENT", "ranks did not reach each other: if this happens on other nodes too, check their network, and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME in the cluster's profile", r"^Dist(Network|Store)Error:|EADDRINUSE|[Aa]ddress already in use|[Cc]onnect(ion)? (timed out|timeout|refused)|connectFullMesh failed|ncclCommInitRank|unhandled system error|remote process exited", phase="init", infrastructure=True),
-    FailureClass("COMMUNICATION", "FAILED", "see the log of the rank that failed first", r"Gloo|gloo|NCCL|ProcessGroup|collective|Connection (closed|reset) by peer"),
+    FailureClass("COMMUNICATION", "FAILED", "see the log of the rank that failed first", r"^Dist\w+Error:|Gloo|gloo|NCCL|nccl\w+Error|ProcessGroup|collective|Connection (closed|reset) by peer|Connection was likely closed"),
 )  # fmt: skip
 
 # Ends without an exception that explains them.
@@ -134,6 +134,24 @@ FAILURE_CLASSES: tuple[FailureClass, ...] = (
 """Every class that a record may name. An exception without a matching row has its type as its class."""
 
 CLASS_OF_JOB_STATE = {state: row for row in FAILURE_CLASSES for state in row.job_states}
+
+# What a rank says of another rank that is gone, and what CUDA says of a capture that an earlier error had broken.
+_CONSEQUENCE = re.compile(
+    r"Connection (closed|reset) by peer|Connection was likely closed|[Bb]roken pipe|Software caused connection abort"
+    r"|Dist(Backend|Network|Store)Error|ncclRemoteError|remote process exited|communicator was aborted|Socket Timeout"
+    r"|Watchdog caught collective|cudaErrorStreamCaptureInvalidated|previous error during capture|SIGTERM|got signal: 15"
+)
+
+
+def is_consequence(type_name: str, message: str, phase: Phase) -> bool:
+    """Return whether an exception follows from another one. It is then a cause only if nothing else is known.
+
+    A message may name the cause besides, as NCCL's does if its memory ran out.
+    """
+    row = classify(type_name, message, phase)
+    if row is not None and row.name not in ("CAPTURE_INVALID", "COMMUNICATION"):
+        return row.name == "COMMUNICATOR_SETUP"
+    return _CONSEQUENCE.search(f"{type_name}: {message}") is not None
 
 
 def classify(type_name: str, message: str, phase: Phase) -> FailureClass | None:

@@ -6,17 +6,17 @@ consequences and are ignored.
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from launch.contract.outcomes import OutcomeName
 from launch.contract.records.events import Phase
 from launch.contract.spec import first_of_task
 from launch.failures import classes
-from launch.failures.classes import CLASS_OF_JOB_STATE, FailureClass, classify
+from launch.failures.classes import CLASS_OF_JOB_STATE, FailureClass, classify, is_consequence
+from launch.failures.printed_errors import LastWords
 
 EndedBy = Literal["itself", "cancel", "deadline", "hang", "job"]
 """Who ended an attempt. "job" means Slurm, which ends the whole job."""
@@ -76,8 +76,8 @@ class Evidence:
     """The memory of the attempt's step, in words, if Slurm ended the step because of it."""
     is_command: bool = False
     """Whether the ranks run the user's own program, which leaves no record before its first step."""
-    last_words: str = ""
-    """The error that the user's program printed last, or its last line."""
+    last_words: Mapping[int, LastWords] = field(default_factory=dict)
+    """What the failed ranks printed last, by the ranks of ``exits``. If there are none, that of rank 0."""
     ranks_per_task: int = 1
     """The number of ranks that each process in ``exits`` started."""
     disk_full: str = ""
@@ -96,13 +96,18 @@ class Evidence:
     def ranks_with_exceptions(self) -> Set[int]:
         """The ranks whose exits are explained by exceptions, because all ranks of the process have recorded one."""
         found = {exception.rank for exception in self.exceptions}
-        silent = {rank for first in found for rank in self._ranks_beside(first)} - found
-        return found - {beside for rank in silent for beside in self._ranks_beside(rank)}
+        silent = {rank for first in found for rank in self.ranks_beside(first)} - found
+        return found - {beside for rank in silent for beside in self.ranks_beside(rank)}
 
-    def _ranks_beside(self, rank: int) -> range:
+    def ranks_beside(self, rank: int) -> range:
         """Return all ranks of the process that started ``rank``."""
         first = first_of_task(rank, self.ranks_per_task)
         return range(first, first + self.ranks_per_task)
+
+    @property
+    def ranks_of_consequences(self) -> Set[int]:
+        """The ranks that only report that another rank is gone, by their exceptions or by what they printed last."""
+        return self.ranks_with_exceptions | {rank for rank, words in self.last_words.items() if words.is_consequence}
 
     @property
     def own_exits(self) -> tuple[RankExit, ...]:
@@ -128,10 +133,6 @@ class Diagnosis:
     infrastructure: bool = False
 
 
-# Exceptions that other ranks raise when one rank is gone.
-_SECONDARY = re.compile(
-    r"Connection (closed|reset) by peer|DistBackendError|cudaErrorStreamCaptureInvalidated|SIGTERM|Broken pipe"
-)
 _JOB_MESSAGES = {
     "REQUEUED": "Slurm put its job back into the queue and started it again",
     "GONE": "its job left the queue, and neither squeue nor sacct knows how it ended",
@@ -204,7 +205,7 @@ def first_exception(exceptions: tuple[RankException, ...]) -> RankException | No
 
 def _is_secondary(exception: RankException) -> bool:
     """Return whether the exception is about a missing rank. It is then a cause only if nothing else is known."""
-    return _is_class(exception, "COMMUNICATOR_SETUP") or bool(_SECONDARY.search(exception.text))
+    return is_consequence(exception.type, exception.message, exception.phase)
 
 
 def _is_communication(exception: RankException) -> bool:
@@ -266,35 +267,43 @@ def _from_exception(exception: RankException) -> Diagnosis:
 
 def _from_exit(evidence: Evidence) -> Diagnosis:
     """Diagnose by the exit code of the rank that is most likely the cause, the earliest of several."""
-    first = min(evidence.own_exits, key=lambda e: _unlikeliness(e, evidence.ranks_with_exceptions), default=None)
+    first = min(evidence.own_exits, key=lambda e: _unlikeliness(e, evidence.ranks_of_consequences), default=None)
     rank, code = (first.rank, first.code) if first else (None, evidence.exit_code)
     phase = evidence.phases.get(rank or 0, "init")
+    words = evidence.last_words.get(rank or 0, LastWords())
     if code == -signal.SIGKILL and first is not None and first.oom_killed:
         return diagnose_as(classes.KERNEL_OOM, phase, "the kernel killed it because the host ran out of memory", rank)
     if code >= 0 and evidence.disk_full:
         return diagnose_as(classes.DISK_FULL, phase, evidence.disk_full, rank)
     if code >= 0 and evidence.is_command:
-        return _from_last_words(evidence, phase, code, rank)
+        return _from_last_words(words, evidence, phase, code, rank)
     if code >= 0 and first is None and not evidence.phases:
         return diagnose_as(classes.LAUNCH, phase, f"{_exit_words(code)} before any rank began")
     if code >= 0:
-        return diagnose_as(classes.EXIT, phase, f"{_exit_words(code)}, and no rank recorded an exception", rank)
+        said = f": {words.text}" if words.row(phase) else ""
+        message = f"{_exit_words(code)}, and no rank recorded an exception{said}"
+        return diagnose_as(words.row(phase) or classes.EXIT, phase, message, rank)
+    if code == -signal.SIGABRT and (aborted := words.row(phase)) is not None:
+        # NCCL's watchdog aborts the process of an error that Python never sees.
+        return diagnose_as(aborted, phase, f"{_exit_words(code)}: {words.text}", rank)
     name = _signal_name(code)
     row = next(row for row in classes.SIGNALS if row.name in (name, "SIGNAL"))
     return Diagnosis(row.outcome, phase, rank, name, f"{_exit_words(code)}, which the supervisor did not send", row.fix)
 
 
-def _from_last_words(evidence: Evidence, phase: Phase, code: int, rank: int | None) -> Diagnosis:
+def _from_last_words(words: LastWords, evidence: Evidence, phase: Phase, code: int, rank: int | None) -> Diagnosis:
     """Diagnose a user's program that recorded no exception by what it printed."""
     unseen = ", and no optimizer step of it was seen" if code == 0 else " before its first optimizer step"
     before = "" if {*evidence.phases.values()} - {"init"} else unseen
-    kind, _, message = evidence.last_words.partition(": ")
-    row = classify(kind.rpartition(".")[2], message, phase) or classes.PROGRAM
-    said = f": {evidence.last_words}" if evidence.last_words else ""
+    of_signal = (row for row in classes.SIGNALS if row.name == words.kind)
+    row = words.row(phase) or next(of_signal, classes.PROGRAM)
+    said = f": {words.text}" if words.text else ""
+    if rank is not None and words.rank in evidence.ranks_beside(rank):
+        rank = words.rank
     return diagnose_as(row, phase, f"the program ended with {_exit_words(code)}{before}{said}", rank)
 
 
-def _unlikeliness(rank_exit: RankExit, ranks_with_exceptions: Set[int]) -> int:
+def _unlikeliness(rank_exit: RankExit, ranks_of_consequences: Set[int]) -> int:
     """Return how unlikely it is that the exit is the cause.
 
     srun ends the remaining ranks by SIGTERM. A rank whose exception did not count raised it because another rank was gone.
@@ -304,7 +313,7 @@ def _unlikeliness(rank_exit: RankExit, ranks_with_exceptions: Set[int]) -> int:
     if not rank_exit.is_recorded:
         return 2
     if rank_exit.code >= 0:
-        return 4 if rank_exit.rank in ranks_with_exceptions else 1
+        return 4 if rank_exit.rank in ranks_of_consequences else 1
     return 0
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Mapping
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,12 @@ from launch.common.redact import redact
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.events import Phase, read_events
 from launch.failures.diagnose import EndedBy, Evidence, RankException
+from launch.failures.printed_errors import LastWords, last_words
 
 Events = Mapping[int, list[dict[str, Any]]]
 """The events of each rank."""
-_ERROR = re.compile(r"(\[rank\d+\]:)?\s*([\w.]*(Error|Exception|Fault)\b|\S+: (error: |can't open file ))")
-_OF_TORCHRUN = "torch/distributed/elastic/"
-"""After a line with this path torchrun prints only that its ranks have failed."""
-_TAIL_BYTES, _MOST_WORDS = 2**14, 300
+_TAIL_BYTES = 2**17
+"""The last tracebacks of the eight ranks that share a torchrun's log fit in."""
 
 
 def read_all_events(attempt: AttemptPaths) -> Events:
@@ -56,19 +53,15 @@ def _exceptions(events: Events) -> tuple[RankException, ...]:
     )
 
 
-def last_words(log: Path) -> str:
-    """Return the last line of ``log`` that names an error, else its last line, without secrets; "" if there is none."""
+def read_last_words(log: Path) -> LastWords:
+    """Return the error that ended the program of ``log``, without secrets. It is empty if there is no log."""
     try:
         with log.open("rb") as file:
             file.seek(-min(_TAIL_BYTES, file.seek(0, 2)), 2)
             text = file.read().decode(errors="replace")
     except OSError:
-        return ""
-    lines = [
-        line.strip() for line in takewhile(lambda line: _OF_TORCHRUN not in line, text.splitlines()) if line.strip()
-    ]
-    named = [line for line in lines if _ERROR.match(line)]
-    return redact((named or lines or [""])[-1][:_MOST_WORDS])
+        return LastWords()
+    return last_words(redact(text))
 
 
 def record_bytes(attempt: AttemptPaths) -> int:

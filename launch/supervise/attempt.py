@@ -13,7 +13,7 @@ from launch.contract.paths import AttemptPaths
 from launch.contract.plan import Limits
 from launch.contract.spec import first_of_task
 from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, diagnose
-from launch.failures.evidence import last_words, read_evidence, record_bytes
+from launch.failures.evidence import read_evidence, read_last_words, record_bytes
 from launch.failures.job_outcome import make_outcome
 
 POLL_SECONDS = 0.1
@@ -73,7 +73,7 @@ def run_attempt(
             exit_code=ranks.poll() or 0,
             exits=exits,
             is_command=is_command,
-            last_words=last_words(attempt.log(exits[0].rank if exits else 0)) if is_command else "",
+            last_words={rank: read_last_words(attempt.log(rank)) for rank in [end.rank for end in exits] or [0]},
             ranks_per_task=ranks_per_task,
             limit_seconds=limits.hang_seconds if ended_by == "hang" else limits.run_seconds,
         )

@@ -25,8 +25,9 @@ from launch.failures.diagnose import (
     is_explained,
     without_spec,
 )
-from launch.failures.evidence import last_words
+from launch.failures.evidence import read_last_words
 from launch.failures.job_outcome import make_outcome
+from launch.failures.printed_errors import LastWords
 from launch.slurm.job_states import ENDED, stage_of
 
 CLOSED = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:43721"
@@ -492,7 +493,7 @@ def test_a_program_of_the_users_own_that_shows_nothing_is_no_failed_launch() -> 
         found = diagnose(Evidence(ended_by, code, {}, is_command=True))
         assert (found.outcome, found.failure_class, found.infrastructure) == (outcome, name, False)
         assert found.remedy
-    trained = diagnose(Evidence("itself", 0, {}, is_command=True, last_words="done"))
+    trained = diagnose(Evidence("itself", 0, {}, is_command=True, last_words={0: LastWords(message="done")}))
     assert trained.message == "the program ended with exit code 0, and no optimizer step of it was seen: done"
     assert "launch.observe" in trained.remedy
 
@@ -504,6 +505,7 @@ SAID = {
     "AssertionError: Torch not compiled with CUDA enabled": ("ENVIRONMENT", "NO_GPU"),
     "RuntimeError: No CUDA GPUs are available": ("ENVIRONMENT", "NO_GPU"),
     "train.py: error: unrecognized arguments: --graphs": ("FAILED", "PROGRAM"),
+    "pretrain_gpt.py: error: unrecognized arguments: --cuda-graph-modules attn": ("CONFIG", "GRAPH_SETTINGS"),
 }
 
 
@@ -513,14 +515,79 @@ def test_a_program_that_ends_before_its_first_step_is_judged_by_what_it_printed(
     log.write_text(f"Traceback\n{said}\nE1 torch/distributed/elastic/api.py] failed\nChildFailedError:\n====\n")
     observed = RankException(0, 1.0, "init", "ProgramError", "the program ended after 0 of 12 steps")
     for exceptions in ((), (observed,)):
-        evidence = Evidence("itself", 2, {0: "init"}, exceptions, is_command=True, last_words=last_words(log))
+        evidence = Evidence("itself", 2, {0: "init"}, exceptions, is_command=True, last_words={0: read_last_words(log)})
         found = diagnose(evidence)
         assert (found.outcome, found.failure_class) == SAID[said]
         assert found.message == f"the program ended with exit code 2 before its first optimizer step: {said}"
 
 
-def test_the_last_line_is_what_a_program_said_if_none_names_an_error(tmp_path: Path) -> None:
+def test_a_log_without_an_error_is_told_by_its_last_line(tmp_path: Path) -> None:
     log = tmp_path / "rank0.log"
-    assert last_words(log) == ""
-    log.write_text("x" * 20_000 + "\nno license left \n\n")
-    assert last_words(log) == "no license left"
+    assert read_last_words(log) == LastWords()
+    log.write_text("x" * 200_000 + "\nno license left \n\n")
+    assert read_last_words(log).text == "no license left"
+
+
+def test_what_a_rank_printed_tells_who_was_only_left_alone() -> None:
+    """Rank 0 ends first, because rank 1 has gone, whose last words name the cause."""
+    exits = (RankExit(0, 1, time=1.0), RankExit(1, 1, time=1.5))
+    words = {
+        0: LastWords("RuntimeError", CLOSED),
+        1: LastWords("ValueError", "CUDA graphs not supported with CPU offloading."),
+    }
+    found = diagnose(Evidence("itself", 1, {}, (), exits, is_command=True, last_words=words))
+    assert (found.outcome, found.failure_class, found.rank) == ("CONFIG", "GRAPH_OFFLOAD", 1)
+
+
+def test_an_error_that_only_the_watchdog_saw_comes_before_the_signal_that_it_sent() -> None:
+    words = {1: LastWords(message="CUDA error: an illegal memory access was encountered")}
+    seen = ended(exits=(RankExit(1, -signal.SIGABRT, time=1.0), RankExit(0, -signal.SIGTERM, time=2.0)))
+    found = diagnose(dataclasses.replace(seen, last_words=words))
+    assert (found.failure_class, found.rank) == ("ILLEGAL_ACCESS", 1) and "SIGABRT" in found.message
+    assert diagnose(seen).failure_class == "SIGABRT"
+
+
+def test_a_rank_that_could_not_record_its_error_may_have_printed_it() -> None:
+    words = {0: LastWords("ImportError", "libcudart.so.13: cannot open shared object file")}
+    seen = dataclasses.replace(ended(exits=(RankExit(0, 1),)), last_words=words)
+    assert diagnose(seen).failure_class == "IMPORT"
+    other = dataclasses.replace(seen, last_words={0: LastWords(message="bye")})
+    assert diagnose(other).failure_class == "EXIT"
+
+
+REMOTE = (
+    "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, NCCL version 2.27.5"
+)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message"),
+    [
+        ("DistBackendError", f"{REMOTE}\nncclRemoteError: A call failed possibly due to a network error"),
+        ("DistBackendError", "NCCL communicator was aborted on rank 1."),
+        ("DistBackendError", "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE)"),
+        ("DistNetworkError", "failed to recv, got 0 bytes. Connection was likely closed. Did the remote server (MASTER) shutdown or crash?"),
+        ("DistStoreError", "wait timeout after 600000ms, keys: /default_pg/0//cpu//0/0/1"),
+        ("RuntimeError", CLOSED),
+        ("BrokenPipeError", "[Errno 32] Broken pipe"),
+        ("SignalException", "Process 4242 got signal: 15"),
+        ("AcceleratorError", "CUDA error: operation failed due to a previous error during capture"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("phase", ["warmup", "capture", "measure"])
+def test_what_follows_from_another_error_is_no_cause_though_it_comes_first(
+    type_name: str, message: str, phase: Phase
+) -> None:
+    exceptions = (said(1, 1.0, type_name, message, phase), said(0, 1.2, "KeyError", "x", phase))
+    assert diagnose(ended(exceptions=exceptions)).message == "KeyError: x"
+
+
+@pytest.mark.parametrize(
+    ("last", "name"),
+    [("Cuda failure 2 'out of memory'", "CUDA_OOM"), ("Cuda failure 700 'an illegal memory access was encountered'", "ILLEGAL_ACCESS")],
+)  # fmt: skip
+def test_an_error_of_nccl_that_names_its_own_cause_is_no_consequence(last: str, name: str) -> None:
+    nccl = said(1, 1.0, "DistBackendError", f"NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\n{last}")
+    later = said(0, 2.0, "RuntimeError", "The size of tensor a (3) must match")
+    found = diagnose(ended(exceptions=(later, nccl)))
+    assert (found.failure_class, found.rank) == (name, 1)
