@@ -5,13 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from launch.megatron_config.field_names import FIELDS
+
 OWN_PROGRAM = "run your own program with it by engine: command (docs/your_own_job.md)"
 MLA, MTP, FLEX = "multi-latent attention", "multi-token prediction", "the flex dispatcher (DeepEP, HybridEP)"
+_LEAVE_OUT = "leave it out"
 
 _OF_OTHERS: Mapping[str, str] = {
     r"multi_latent_attention|mla_\w+|cache_mla_latents|(q|kv)_lora_rank|qk_head_dim|qk_pos_emb_head_dim|v_head_dim": MLA,
     r"mtp_\w+": MTP,
     r"moe_flex_dispatcher_\w+|moe_enable_deepep|moe_(deepep|hybridep)_\w+|moe_permute_fusion_into_hybridep": FLEX,
+    r"moe_paged_stash\w*|moe_expert_rank_capacity_factor": f"the paged stash, which needs {FLEX}",
+    r"(peft|lora)(_\w+)?": "LoRA: engines train all parameters",
+    r"\w*vision_\w+": "images",
+    r"inference_\w+|cudagraph_inference\w*|flash_decode": "inference",
+    r"fp4\w*|\w*nvfp4\w*": "FP4, which needs Blackwell",
+    r"cpu_offloading_\w+|fine_grained_(activation_)?offloading\w*|offload_modules|optimizer_(cpu_)?offload\w*": "offloading",
+    r"variable_seq_lengths": "sequences of different lengths in a batch",
+    r"rampup_batch_size|decrease_batch_size_\w+": "a batch that changes during a run",
 }
 _WITHOUT_NEED: Mapping[str, tuple[str, str]] = {
     r"(enable_)?autocast\w*|amp|cache_enabled": (
@@ -22,34 +33,59 @@ _WITHOUT_NEED: Mapping[str, tuple[str, str]] = {
         "a recipe names the precision of the whole optimizer",
         "write training.optimizer_precision: lean, or fp32",
     ),
+    r"(fp|bf)16": ("a recipe names the precision by one field", "write training.precision: bf16, or fp32"),
+    r"fp8_(recipe|format)": (
+        "a recipe names fp8 by its scaling, and the format is always hybrid",
+        "write training.fp8: delayed, or current",
+    ),
+    r"recompute_(method|num_layers)": (
+        "full recomputation here keeps the input of each layer (uniform, one layer)",
+        "write training.recompute: full",
+    ),
     r"num_warmup_iters": (
         "no engine here has PyTorch's DDP, whose buckets take 11 passes to settle; graphs are warmed up by whole steps",
         f"write cuda_graph.warmup_steps: 3, or {OWN_PROGRAM}",
     ),
+    r"check_for_nan_in_(loss|grad|loss_and_grad)": (
+        "engines check the loss and the gradient norm of each step outside of its graph",
+        _LEAVE_OUT,
+    ),
+    r"(use_)?te_rng_tracker|use_cudagraphable_rng": (
+        "engine megatron always has Transformer Engine's tracker of random states, in eager baselines too",
+        _LEAVE_OUT,
+    ),
     r"cuda_graph_share_io_buffers|share_io_buffers": (
         "Megatron-Core 0.16 and 0.19 have no such field: local graphs share buffers by themselves",
-        "leave it out",
+        _LEAVE_OUT,
     ),
     r"cuda_graph_use_single_mempool|use_single_mempool": (
         "0.16 never reads it, and in 0.19 it joins the graph pools of training, validation and optimizer, which engine "
         "megatron keeps apart",
-        "leave it out",
+        _LEAVE_OUT,
+    ),
+    r"cuda_graph_retain_backward_graph": ("engines run each captured backward pass once", _LEAVE_OUT),
+    r"cuda_graph_(granularity|dynamic_microbatches|num_microbatch_slots)": (
+        "Megatron-Core 0.16 and 0.19 have no such field",
+        f"{_LEAVE_OUT}, or {OWN_PROGRAM}",
     ),
 }
+_FP8_VALUES = ("hybrid", "e4m3", "tensorwise", "blockwise", "mxfp8")
+"""Megatron's formats and scalings that a recipe does not name."""
 
 
 def absent_field(name: str) -> tuple[str, str] | None:
     """Return why no engine here has the field, and the fix. Return None if the field is unknown."""
     for pattern, what in _OF_OTHERS.items():
         if re.fullmatch(pattern, name):
-            return _of_own_programs(what)
+            return f"no engine here has {what}", f"{OWN_PROGRAM}, or {_LEAVE_OUT}"
     return next((said for pattern, said in _WITHOUT_NEED.items() if re.fullmatch(pattern, name)), None)
 
 
 def absent_value(field: str, value: object) -> tuple[str, str] | None:
-    """Return why no engine here has this value of a field, and the fix. Return None if the value is unknown."""
-    return _of_own_programs(FLEX) if (field, value) == ("dispatcher", "flex") else None
-
-
-def _of_own_programs(what: str) -> tuple[str, str]:
-    return f"no engine here has {what}", OWN_PROGRAM
+    """Return why no engine here has this value of a field, by our name or Megatron's. Return None if the value is unknown."""
+    known = FIELDS.get(field, field).rpartition(".")[2]
+    if (known, value) == ("dispatcher", "flex"):
+        return f"no engine here has {FLEX}", OWN_PROGRAM
+    if known == "fp8" and value in _FP8_VALUES:
+        return _WITHOUT_NEED[r"fp8_(recipe|format)"]
+    return None

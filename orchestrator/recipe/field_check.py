@@ -212,7 +212,8 @@ def check_fields(
     for name, value in (source.fields if fields is None else fields).items():
         section, _, key = name.partition(".")
         if flaw := schema.check_name(name):
-            source.problem(locate(name), value, *flaw)
+            last = canonical_place(name).rpartition(".")[2]
+            source.problem(locate(name), value, *(absent_value(last, value) or flaw))
             continue
         into = checked.setdefault(section, {}) if key else checked
         mapping = schema.mapping_of(name)

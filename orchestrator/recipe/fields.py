@@ -208,7 +208,6 @@ RECIPE = FileSchema(
         "command.graphs": _check_graph,
         "published": _check_published,
     },
-    {"rng": Flaw("Megatron's te_rng_tracker is always on here", "leave it out; the seed is training.seed")},
     other_names=("sweep",),
 )
 _OF_THE_SWEEP = (

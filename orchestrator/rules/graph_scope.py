@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from launch.contract.graph_impls import GRAPH_IMPLS, GRAPH_SCOPES, MOE_SCOPES
 from launch.contract.spec import EngineName, RunSpec
 from launch.support.rule import CONFIG, GRAPH, MCORE, MegatronRule, Rule
 
+ALL_ENGINES = get_args(EngineName)
 SCOPED = ", ".join(name for name, row in GRAPH_IMPLS.items() if row.takes_scope)
 
 
@@ -46,13 +49,14 @@ RULES: tuple[Rule, ...] = (
         fix=f"Use {', '.join(GRAPH_SCOPES)}, or [] for the whole layer. The whole step is not a scope but an implementation, "
         "cuda_graph.impl: full_iteration.",
         source=f"{CONFIG}:1711; {MCORE}transformer/enums.py:70",
+        engines=ALL_ENGINES,
     ),
     Rule(
         "scope.not_taken", GRAPH, f"only {SCOPED} take a scope",
         lambda spec: bool(spec.cuda_graph.scope) and not spec.cuda_graph.implementation.takes_scope,
         fix="Leave cuda_graph.scope out, or use transformer_engine, or torch on torch_native.",
         source=f"{CONFIG}:1738; {MCORE}pipeline_parallel/schedules.py:693 (scopes with full_iteration)",
-        engines=("torch_native", "megatron", "command"),
+        engines=ALL_ENGINES,
     ),
     Rule(
         "scope.optimizer", ("cuda_graph.optimizer", "engine", "cuda_graph.impl"),
@@ -66,6 +70,7 @@ RULES: tuple[Rule, ...] = (
         lambda spec: len(set(spec.cuda_graph.scope)) < len(spec.cuda_graph.scope),
         fix="Name each scope once.",
         source="one configuration has one name: a repeated scope would give the same run a second id",
+        engines=ALL_ENGINES,
     ),
     Rule(
         "scope.moe_and_router", ("cuda_graph.scope",),
@@ -73,12 +78,14 @@ RULES: tuple[Rule, ...] = (
         lambda spec: {"moe", "moe_router"} <= set(spec.cuda_graph.scope),
         fix="Keep either moe or moe_router. To capture preprocessing too, add moe_preprocess to moe_router.",
         source=f"{CONFIG}:1743",
+        engines=ALL_ENGINES,
     ),
     Rule(
         "scope.preprocess_without_router", ("cuda_graph.scope",), "moe_preprocess continues the graph of moe_router and needs it",
         lambda spec: "moe_preprocess" in spec.cuda_graph.scope and "moe_router" not in spec.cuda_graph.scope,
         fix="Add moe_router to cuda_graph.scope, or remove moe_preprocess.",
         source=f"{CONFIG}:1747 (local adds moe_router on its own, :1725: name what would run)",
+        engines=ALL_ENGINES,
     ),
     Rule(
         "scope.moe_on_dense", ("cuda_graph.scope", "model.num_moe_experts"),

@@ -26,10 +26,9 @@ WITHIN_EXPERTS = {"moe_act", "shared_experts"}
 
 
 def _misnamed_modules(spec: RunSpec) -> bool:
-    training = spec.training
-    names = training.recompute_modules
+    names = spec.training.recompute_modules
     twice = len(set(names)) < len(names) or ("moe" in names and not WITHIN_EXPERTS.isdisjoint(names))
-    return bool(names) and (training.recompute != "selective" or twice or not RECOMPUTABLE.keys() >= set(names))
+    return twice or not RECOMPUTABLE.keys() >= set(names)
 
 
 def _rises(spec: RunSpec) -> bool:
@@ -79,10 +78,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "training.recompute_modules", ("training.recompute", "training.recompute_modules"),
-        f"recompute=selective takes each of {', '.join(RECOMPUTABLE)} at most once, and moe already contains "
+        "modules are recomputed only with recompute=selective",
+        lambda spec: bool(spec.training.recompute_modules) and spec.training.recompute != "selective",
+        fix="Set training.recompute=selective, or training.recompute_modules=[].",
+        source=f"{CONFIG}:1196 (accepted, without effect)",
+    ),
+    Rule(
+        "training.recompute_names", ("training.recompute_modules",),
+        f"the modules are {', '.join(RECOMPUTABLE)}, each at most once, and moe already contains "
         f"{' and '.join(sorted(WITHIN_EXPERTS))}",
         _misnamed_modules,
-        fix="Set training.recompute_modules=[], or training.recompute=selective, or training.recompute_modules=[moe].",
+        fix="Set training.recompute_modules=[], or training.recompute_modules=[core_attn], or training.recompute_modules=[moe].",
         source=f"{CONFIG}:1196",
     ),
     Rule(

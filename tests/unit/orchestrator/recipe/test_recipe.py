@@ -74,12 +74,49 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:3: model.mtp_num_layers = 1", "multi-token prediction", "engine: command"),
             ('r.yaml:4: parallelism.dispatcher = "flex"', "the flex dispatcher", "engine: command"),
             ("r.yaml:4: parallelism.moe_enable_deepep = true", "the flex dispatcher", "engine: command"),
-            ('r.yaml:5: moe_token_dispatcher_type = "flex"', "no such field", "write parallelism.dispatcher"),
+            ('r.yaml:5: moe_token_dispatcher_type = "flex"', "the flex dispatcher", "engine: command"),
             ("r.yaml:6: training.enable_autocast = true", "autocasts", "training.precision: bf16"),
             ("r.yaml:7: cuda_graph.num_warmup_iters = 11", "PyTorch's DDP", "cuda_graph.warmup_steps: 3"),
             ("r.yaml:8: cuda_graph_share_io_buffers = true", "share buffers by themselves", "leave it out"),
             ("r.yaml:9: cuda_graph_use_single_mempool = true", "keeps apart", "leave it out"),
             ("r.yaml:10: cuda_graph_num_warmup_steps = 3", "no such field", "write cuda_graph.warmup_steps"),
+        ],
+    ),
+    "settings of Bridge's guide that recipes need not name": (
+        "cfg:\n  model: {use_te_rng_tracker: true, bf16: true, recompute_method: uniform, cuda_graph_retain_backward_graph: true}\n"
+        "  rng: {te_rng_tracker: true}\n  rerun_state_machine: {check_for_nan_in_loss: false}\n"
+        "  ddp: {check_for_nan_in_grad: false}\nfp8: hybrid\ntraining: {fp8: mxfp8, fp8_recipe: tensorwise}\n"
+        "moe_token_dispatcher_type: alltoall\n",
+        [
+            ("r.yaml:4: model.use_te_rng_tracker = true", "always has Transformer Engine's tracker", "leave it out"),
+            ("r.yaml:4: model.bf16 = true", "precision by one field", "training.precision: bf16"),
+            ('r.yaml:4: model.recompute_method = "uniform"', "the input of each layer", "training.recompute: full"),
+            ("r.yaml:4: model.cuda_graph_retain_backward_graph = true", "once", "leave it out"),
+            ("r.yaml:5: rng.te_rng_tracker = true", "always has Transformer Engine's tracker", "leave it out"),
+            ("r.yaml:6: rerun_state_machine.check_for_nan_in_loss = false", "outside of its graph", "leave it out"),
+            ("r.yaml:7: ddp.check_for_nan_in_grad = false", "outside of its graph", "leave it out"),
+            ('r.yaml:8: fp8 = "hybrid"', "the format is always hybrid", "training.fp8: delayed, or current"),
+            ('r.yaml:9: training.fp8 = "mxfp8"', "the format is always hybrid", "training.fp8: delayed, or current"),
+            ('r.yaml:9: training.fp8_recipe = "tensorwise"', "the format is always hybrid", "training.fp8: delayed, or current"),
+            ('r.yaml:10: moe_token_dispatcher_type = "alltoall"', "no such field", "write parallelism.dispatcher"),
+        ],
+    ),
+    "settings of the sources that no engine has": (
+        "cfg: {model: {peft: lora, fp4: e2m1, vision_cuda_graph: true, variable_seq_lengths: true, cpu_offloading_num_layers: 4}}\n"
+        "fine_grained_activation_offloading: true\ninference_cuda_graph_scope: block\nmoe_paged_stash: true\n"
+        "training: {rampup_batch_size: 8, optimizer_cpu_offload: true}\ncuda_graph_granularity: chunk\n",
+        [
+            ('r.yaml:3: model.peft = "lora"', "LoRA", "by engine: command (docs/your_own_job.md), or leave it out"),
+            ('r.yaml:3: model.fp4 = "e2m1"', "Blackwell", "engine: command"),
+            ("r.yaml:3: model.vision_cuda_graph = true", "images", "engine: command"),
+            ("r.yaml:3: model.variable_seq_lengths = true", "different lengths", "engine: command"),
+            ("r.yaml:3: model.cpu_offloading_num_layers = 4", "offloading", "engine: command"),
+            ("r.yaml:4: fine_grained_activation_offloading = true", "offloading", "engine: command"),
+            ('r.yaml:5: inference_cuda_graph_scope = "block"', "inference", "engine: command"),
+            ("r.yaml:6: moe_paged_stash = true", "paged stash", "engine: command"),
+            ("r.yaml:7: training.rampup_batch_size = 8", "changes during a run", "engine: command"),
+            ("r.yaml:7: training.optimizer_cpu_offload = true", "offloading", "engine: command"),
+            ('r.yaml:8: cuda_graph_granularity = "chunk"', "no such field", "leave it out"),
         ],
     ),
     "wrong types": (

@@ -130,7 +130,8 @@ STRICTER = {
     "scope.mlp_without_dense_layers": "a single expert is a dense model to Megatron-Core",
     "scope.preprocess_without_router": "local adds moe_router on its own; a name must say what is captured",
     "training.recompute_absent": "nothing would be recomputed",
-    "training.recompute_modules": "a module is named twice, or without effect, where recomputation is not selective",
+    "training.recompute_modules": "modules have no effect where recomputation is not selective",
+    "training.recompute_names": "a module is named twice",
     "training.fp8_precision": "Bridge's recipes combine fp8 with 16 bits alone",
 }
 """The reasons why a rule rejects what Megatron-Core's validator accepts."""

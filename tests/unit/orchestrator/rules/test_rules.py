@@ -84,7 +84,7 @@ ON_CUDA = Placement(device="cuda")
 VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     "scope.impl_unknown": (graphed("transfomer_engine"), graphed("cudagraph", **M)),
     "scope.impl_engine": (graphed("local"), graphed("torch", **M), graphed("torch_compile", **M)),
-    "scope.unknown": (graphed(TE, "atn"), graphed(TE, "full_iteration", **M)),
+    "scope.unknown": (graphed(TE, "atn"), graphed(TE, "full_iteration", **M), graphed(TE, "atn", engine="command")),
     "scope.not_taken": (graphed("none", "attn"), graphed("torch_compile", "attn"), graphed("full_iteration", "mlp")),
     "scope.optimizer": (
         dataclasses.replace(graphed("torch"), cuda_graph=CudaGraph("torch", optimizer=True)),
@@ -94,6 +94,7 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     "scope.moe_and_router": (
         graphed(TE, "moe", "moe_router", model=MOE),
         graphed(TE, "moe", "moe_router", model=PADDED, **M),
+        graphed(TE, "moe", "moe_router", engine="command"),
     ),
     "scope.preprocess_without_router": (graphed(TE, "attn", "moe_preprocess", model=MOE, **M),),
     "scope.moe_on_dense": (
@@ -301,6 +302,8 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     "training.recompute_modules": (
         spec(training__recompute_modules=("mlp",)),
         spec(training__recompute="full", training__recompute_modules=("mlp",), **M),
+    ),
+    "training.recompute_names": (
         spec(training__recompute="selective", training__recompute_modules=("mlp", "mlp")),
         spec(training__recompute="selective", training__recompute_modules=("attn",)),
         spec(model=MOE, training__recompute="selective", training__recompute_modules=("moe", "moe_act")),
