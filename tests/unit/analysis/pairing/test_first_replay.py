@@ -13,8 +13,8 @@ from analysis.pairing.first_replay import check_first_replay
 from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
 
 STEPS, CAPTURED, SIZE = range(6), 3, 2000
-NAMES = ("layer.weight", "layer.bias", "key.bias")
-SCALES = {"layer.weight": 1.0, "layer.bias": 0.1, "key.bias": 1e-6}
+NAMES = ("layer.weight", "layer.bias", "query.weight", "key.bias")
+SCALES = {"layer.weight": 1.0, "layer.bias": 0.1, "query.weight": 1e-3, "key.bias": 1e-6}
 """The gradient of a key's bias is zero except for rounding errors."""
 
 
@@ -47,6 +47,13 @@ def test_a_wrong_gradient_is_named(noise: float, wrong: str, by: float) -> None:
     assert (
         found and found.verdict == "DIVERGED" and f"{wrong} on rank 0" in found.reason and "in step 4" in found.reason
     )
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_a_small_gradient_that_differs_leaves_a_doubt(noise: float) -> None:
+    """Attention without positions changed gradients of this size by a tenth, and losses agreed to 0.0005."""
+    found = check(noise, noise=noise, wrong="query.weight", by=0.1)
+    assert found and found.verdict == "INCONCLUSIVE" and "query.weight on rank 0 by 0.1" in found.reason
 
 
 def test_a_gradient_that_is_not_computed_is_named() -> None:
