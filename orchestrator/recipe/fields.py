@@ -108,7 +108,7 @@ class TopLevel:
     )
     perturbed: bool = False
     step_checks: int | str = checked_field(
-        "auto", _number_or_auto(COUNT, "5 in runs of one GPU that are not deterministic")
+        "auto", _number_or_auto(COUNT, "5 in runs on GPUs that are not deterministic")
     )
     cluster: str = ""
 
