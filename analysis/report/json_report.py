@@ -87,6 +87,7 @@ from analysis.sweep.failure_modes import failure_modes
 from analysis.sweep.fit_matrix import outcome_matrix
 from analysis.sweep.metric_changes import MEMORY_METRICS, MetricChange, memory_risks, metric_changes
 from analysis.sweep.ranking import Ranked, Ranking, rank
+from launch.common.redact import redact
 from launch.contract.spec import RunSpec
 
 FORMAT = 2
@@ -122,7 +123,7 @@ def report_to_json(report: ReportData) -> dict[str, Any]:
         "wandb": to_json(report.wandb),
         "notes": dict(sorted(Counter(note for a in attempts for note in sorted(set(a.notes))).items())),
         "provenance": provenance([attempt.environment for attempt in attempts]),
-        "recipe": plan.recipe,
+        "recipe": redact(plan.recipe),
     }
 
 

@@ -8,6 +8,7 @@ from analysis.records.provenance import provenance
 from analysis.records.run import attempts_of
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import code_block, escape, table
+from launch.common.redact import redact
 from launch.common.text import count
 
 
@@ -18,7 +19,7 @@ def render(report: ReportData) -> list[str]:
         values = provenance([attempt.environment for attempt in attempts])
         rows = [(key, _value(found, len(attempts))) for key, found in values.items() if _is_told(key, found)]
         blocks += [f"The table covers {count('run', len(attempts))} with an outcome.", table(("key", "value"), rows)]
-    return [*blocks, f"Resolved recipe, from {escape(plan.recipe_file)}:", code_block(plan.recipe, "yaml")]
+    return [*blocks, f"Resolved recipe, from {escape(plan.recipe_file)}:", code_block(redact(plan.recipe), "yaml")]
 
 
 def _is_told(key: str, values: Sequence[tuple[str, int]]) -> bool:

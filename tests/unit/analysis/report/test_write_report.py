@@ -69,6 +69,16 @@ def test_the_same_records_give_the_same_bytes_wherever_they_stand(tmp_path: Path
     assert all(str(tmp_path).encode() not in content for content in first.values())
 
 
+def test_a_report_shortens_private_paths_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = eventful_sweep(tmp_path / "sweep")
+    monkeypatch.chdir(tmp_path)
+    plan = read_json(sweep.plan)
+    write_json(sweep.plan, {**plan, "recipe": f"command: {{workdir: {tmp_path}/Megatron-LM}}\n"})
+    write_report(sweep)
+    content = json.loads((sweep.report / "report.json").read_text())
+    assert content["recipe"] == "command: {workdir: ./Megatron-LM}\n" and str(tmp_path) not in report_text(sweep)
+
+
 def test_parts_stand_in_order_with_the_worst_news_first(tmp_path: Path) -> None:
     report = write_report(eventful_sweep(tmp_path))
     assert report.exit_code == 3
