@@ -74,6 +74,7 @@ def said(rank: int, time: float, type_name: str, message: str, phase: Phase = "m
         ("CompileError", "training.compile='whole' could not compile the model: InductorError: InvalidCxxCompiler: No working C++ compiler found", "COMPILER"),
         ("CompileError", "training.compile='whole' could not compile the model: Unsupported: Data-dependent branching", "COMPILE"),
         ("ModuleNotFoundError", "No module named 'transformer_engine'", "IMPORT"),
+        ("ModuleNotFoundError", "No module named 'fused_weight_gradient_mlp_cuda'", "APEX"),
         ("OSError", "libnccl.so.2: undefined symbol: ncclCommWindowRegister", "IMPORT"),
         ("OSError", "libcudart.so.13: cannot open shared object file: No such file or directory", "IMPORT"),
         ("AssertionError", "CUDA graph argument mismatch:\nShape mismatch", "GRAPH_ARGUMENTS"),

@@ -62,6 +62,15 @@ def test_what_a_release_says_of_graphs_has_a_class(release: str) -> None:
     assert not unknown
 
 
+@pytest.mark.parametrize("release", FOLDERS)
+def test_what_a_release_says_without_apex_names_the_flag_that_avoids_it(release: str) -> None:
+    layers = FOLDERS[release] / "megatron" / "core" / "tensor_parallel" / "layers.py"
+    said = [each for each in messages_of(layers) if "APEX" in each[1]]
+    found = [classify(name, text, "init") for name, text in said]
+    assert found and {row and (row.name, row.outcome) for row in found} == {("APEX", "ENVIRONMENT")}
+    assert all(row and "--no-gradient-accumulation-fusion" in row.fix for row in found)
+
+
 @pytest.mark.parametrize(
     ("message", "name"),
     [
