@@ -50,12 +50,13 @@ The eager baseline is measured over the same steps.
 A packed sequence holds several documents, each of which ends with `data.eod_token`. Positions and attention begin again with
 each document.
 
-| captured | megatron (0.16 and 0.19) | torch_native |
+| captured | megatron | torch_native |
 | --- | --- | --- |
 | nothing | runs | runs |
 | parts without attention: routers, dense MLPs, padded experts | runs | runs |
-| parts with attention, or whole layers | rejected: `transformer_engine` takes only tensors, and `local` fixes the lengths of documents | rejected: attention masks are made anew in each step |
-| the whole step | runs, with borders padded to `data.max_documents`, except with YaRN | rejected for the same reason |
+| parts with attention, or whole layers | rejected: `transformer_engine` takes only tensors, and `local` fixes the lengths of documents | rejected: a layer's graph would keep the attention mask of its capture |
+| the whole step | 0.19: runs, with borders padded to `data.max_documents`, except with YaRN. 0.16: rejected, because on an H200 it ended in an illegal memory access | runs on one GPU, unless model and loss are compiled as one |
+| model and loss, by `torch_compile` | this engine has none | rejected: untested |
 
 Engine megatron always pads the borders, so eager and graphed runs compute alike. No release of Megatron-Core up to 0.19.2
 captures packed attention by `transformer_engine`. Megatron Bridge 0.6.2 prepares padded borders for it (`pad_cu_seqlens`), but

@@ -21,6 +21,7 @@ UNPACKED_OR_PARTS = (
     "cuda_graph.impl=transformer_engine and cuda_graph.scope=[mlp]"
 )
 """What to capture of a model on packed sequences: parts without attention."""
+PACKED_STEP = "cuda_graph.impl=full_iteration and cuda_graph.scope=[] and megatron_core=0.19"
 
 
 def _captures_experts(spec: RunSpec) -> bool:
@@ -107,15 +108,23 @@ RULES: tuple[Rule, ...] = (
         "capture.packed_sequences", ("data.packed_sequences", *GRAPH),
         "a graph of attention takes only tensors, and the boundaries of packed sequences are not tensors",
         lambda spec: spec.cuda_graph.impl == "transformer_engine" and _captures_packed_attention(spec),
-        fix=f"Set {UNPACKED_OR_PARTS}, or cuda_graph.impl=full_iteration and cuda_graph.scope=[].",
+        fix=f"Set {UNPACKED_OR_PARTS}, or {PACKED_STEP}.",
         source=f"{MCORE}transformer/transformer_layer.py:1020; megatron-core 0.19.2 transformer/transformer_layer.py:1224",
     ),
     MegatronRule(
         "capture.packed_local", ("data.packed_sequences", *GRAPH),
         "a local graph fixes the number and the lengths of packed sequences when it is captured",
         lambda spec: spec.cuda_graph.impl == "local" and _captures_packed_attention(spec),
-        fix=f"Set {UNPACKED_OR_PARTS}, or cuda_graph.impl=full_iteration and cuda_graph.scope=[].",
+        fix=f"Set {UNPACKED_OR_PARTS}, or {PACKED_STEP}.",
         source=f"{MCORE}transformer/cuda_graphs.py:1273, :1291",
+    ),
+    MegatronRule(
+        "capture.packed_whole_step", ("data.packed_sequences", "cuda_graph.impl"),
+        "a whole step over packed sequences ended in an illegal memory access on an H200",
+        lambda spec: spec.data.packed_sequences and spec.cuda_graph.implementation.extent == "step",
+        fix=f"Set megatron_core=0.19, or {UNPACKED_OR_PARTS}.",
+        source="docs/megatron.md#packed-sequences; tests/gpu/test_gpu_packed.py passes with megatron-core 0.19.2",
+        releases=("0.16",),
     ),
     MegatronRule(
         "capture.packed_yarn", ("data.packed_sequences", "model.rope_scaling", "cuda_graph.impl"),
@@ -128,18 +137,28 @@ RULES: tuple[Rule, ...] = (
     ),
     NativeRule(
         "capture.native_packed_attention", ("data.packed_sequences", *GRAPH),
-        "packed sequences need attention outside the graphs, since their boundaries have no fixed shape",
+        "a layer's graph keeps the attention mask of its capture, and every batch of packed sequences has its own",
         _captures_packed_attention,
-        fix=f"Set {UNPACKED}, or cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.scope=[mlp].",
-        source="torch.cuda.graph: a replay repeats the shapes of the capture",
+        fix=f"Set {UNPACKED}, or cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.scope=[mlp], or "
+        "cuda_graph.impl=full_iteration and cuda_graph.scope=[].",
+        source="torch.cuda.graph: a replay reads the memory that the capture read",
     ),
     NativeRule(
-        "capture.native_packed_whole_model", ("data.packed_sequences", "cuda_graph.impl"),
-        "the number of packed sequences changes every step, and a captured model has fixed shapes",
-        lambda spec: spec.data.packed_sequences and spec.cuda_graph.implementation.takes_whole_model,
-        fix=f"Set {UNPACKED}, or engine=megatron and training.micro_batch_size=1 and data.max_documents=256, or run eager cells "
-        "alone.",
-        source="torch.cuda.graph: a replay repeats the shapes of the capture",
+        "capture.native_packed_compiled", ("data.packed_sequences", "cuda_graph.impl", "training.compile"),
+        "graphs of a model that is compiled as one function are untested on packed sequences",
+        lambda spec: spec.data.packed_sequences and spec.cuda_graph.implementation.takes_whole_model and spec.compiles_whole,
+        fix=f"Set {UNPACKED}, or cuda_graph.impl=full_iteration and training.compile=none.",
+        source="tests/gpu/test_gpu_graphs.py captures packed sequences with training.compile=none and elementwise",
+    ),
+    NativeRule(
+        "capture.native_packed_ranks", ("data.packed_sequences", "cuda_graph.impl", "parallelism.world_size"),
+        "a graph of the whole step is untested on packed sequences with several ranks",
+        lambda spec: spec.data.packed_sequences
+        and spec.cuda_graph.implementation.extent == "step"
+        and spec.parallelism.world_size > 1,
+        fix=f"Set {UNPACKED}, or engine=megatron and megatron_core=0.19 and training.micro_batch_size=1 and "
+        "data.max_documents=256, or use one rank.",
+        source="tests/gpu/test_gpu_graphs.py captures packed sequences on one GPU",
     ),
     Rule(
         "capture.full_recompute", ("training.recompute", *GRAPH),

@@ -14,6 +14,7 @@ from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from launch.train.data_loader import batch, open_source
 from launch.train.telemetry.profiler import PROBED_STEPS, probe
+from orchestrator.rules import refusals
 from tests.gpu.test_gpu_eager import GPT_OSS, MOE, PADDED
 
 pytestmark = [
@@ -96,6 +97,25 @@ def test_replays_compute_what_uncaptured_code_computes(case: tuple[Model, CudaGr
     assert seen.graph_launches == stats.launches_per_step > 0, (seen, stats)
     assert 0 < seen.computing_ms == seen.busy_ms
     assert seen.host_ms, "the host waits for nothing in a step"
+    engine.close()
+
+
+@pytest.mark.parametrize("compile", ["none", "elementwise"])
+@pytest.mark.parametrize("model", [DENSE, MOE, GPT_OSS], ids=["dense", "moe", "gpt-oss"])
+def test_whole_steps_on_packed_sequences_have_the_masks_of_their_own_documents(model: Model, compile: str) -> None:
+    """The documents are lines of Python's standard library, so every step has other borders. Results are equal bit for bit."""
+    graph = CudaGraph("full_iteration", optimizer=True)
+    settings = {"sequence_length": 256, "global_batch_size": 4, "learning_rate": 1e-3, "deterministic": False}
+    documents = Data("text", eod_token=10, packed_sequences=True)
+    spec = replace(spec_of(model, graph, compile=compile, **settings), data=documents)
+    assert refusals(spec) == ()
+    _, expected, _ = trained(replace(spec, cuda_graph=CudaGraph("none")))
+    _, unpacked, _ = trained(
+        replace(spec, cuda_graph=CudaGraph("none"), data=replace(documents, packed_sequences=False))
+    )
+    engine, found, _ = trained(spec)
+    assert found == expected != unpacked
+    assert engine.graph_stats().proven, engine.graph_stats()
     engine.close()
 
 

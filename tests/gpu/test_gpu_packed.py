@@ -35,6 +35,7 @@ from tests.gpu.test_gpu_megatron import (
     spec_of,
     trained,
 )
+from tests.megatron_release import RELEASE
 
 __all__ = ["deterministic", "no_groups_left"]
 
@@ -50,10 +51,10 @@ CASES: list[tuple[str, CudaGraph]] = [
     ("moe", CudaGraph("transformer_engine", ("moe_router",))),
     ("moe", CudaGraph("transformer_engine", ROUTER)),
     ("padded", CudaGraph("transformer_engine", ("moe",))),
-    ("dense", WHOLE),
-    ("padded", WHOLE),
-    ("padded, steered", WHOLE),
 ]
+if RELEASE != "0.16":
+    # 0.16.1 dies of an illegal memory access in whole steps, so a rule rejects them (capture.packed_whole_step).
+    CASES += [("dense", WHOLE), ("padded", WHOLE), ("padded, steered", WHOLE)]
 
 
 def packed(spec: RunSpec) -> RunSpec:
@@ -127,6 +128,7 @@ def test_graphs_compute_what_eager_code_computes_on_packed_sequences(case: tuple
     check(trained(spec), *eager_twins(name), graph)
 
 
+@pytest.mark.skipif(RELEASE == "0.16", reason="capture.packed_whole_step rejects whole steps")
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("model", [DENSE, PADDED], ids=["dense", "padded"])
 def test_whole_steps_on_packed_sequences_are_equal_to_the_bit(model: Model) -> None:
@@ -148,7 +150,7 @@ def test_megatron_core_replays_no_attention_of_packed_sequences() -> None:
 def test_transformer_engine_has_no_attention_for_packed_sequences_with_sinks() -> None:
     """Eager code fails too, before any capture. If this test fails, this Transformer Engine needs no rule."""
     spec = packed(spec_of(GPT_OSS, EAGER))
-    expected = ["megatron.packed_sinks"] if spec.megatron_core == "0.16" else []
+    expected = ["megatron.packed_sinks"] if RELEASE == "0.16" else []
     assert [reason.rule for reason in refusals(spec)] == expected
     with pytest.raises(Exception, match="attention") as raised:
         trained(spec)

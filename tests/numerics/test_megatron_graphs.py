@@ -200,9 +200,13 @@ def test_a_whole_step_is_captured_behind_the_warm_up() -> None:
     ids=["mlp", "routers", "whole step"],
 )
 def test_graphs_of_packed_sequences_without_attention_and_of_whole_steps(model: Model, settings: CudaGraph) -> None:
-    """Each step has other borders of documents, which a graph of the whole step reads from its static batch."""
+    """Each step has other borders of documents, which a graph of the whole step reads from its static batch.
+
+    A rule rejects whole steps with 0.16, which fail on a GPU and not in this imitation.
+    """
     spec = packed(spec_of(model, settings))
-    assert megatron_rules(spec) == ()
+    fails_on_gpus = RELEASE == "0.16" and settings.implementation.extent == "step"
+    assert [reason.rule for reason in megatron_rules(spec)] == ["capture.packed_whole_step"] * fails_on_gpus
     found, expected = train_graphed(spec), train_megatron(eager(spec))
     assert found["kind"] == kinds(WARMUP)
     torch.testing.assert_close(found["loss"], expected["loss"], rtol=0, atol=0)

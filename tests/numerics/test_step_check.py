@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from launch.contract.records.memory import requested_bytes
 from launch.contract.records.step_check import StepCheck
-from launch.contract.spec import CudaGraph, GraphImpl, Parallelism, RunSpec
+from launch.contract.spec import CudaGraph, Data, GraphImpl, Model, Parallelism, RunSpec
 from launch.engines import torch_native
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.decoder import Layer
@@ -731,6 +731,17 @@ def test_checks_find_nothing_and_change_nothing(
         assert with_checks["checks"] == [(2, True, 0, 0), (3, True, 0, 0)]
         assert with_checks["results"] == without["results"] and with_checks["proven"]
         assert torch.equal(with_checks["weights"], without["weights"])
+
+
+@pytest.mark.parametrize("model", [MOE, GPT_OSS], ids=["moe", "gpt-oss"])
+def test_whole_steps_on_packed_sequences_are_those_of_eager_code_and_pass_their_checks(model: Model) -> None:
+    """Every step has other borders of documents."""
+    packed = Data(kind="synthetic", eod_token=3, packed_sequences=True)
+    eager = replace(make_spec(model, steps=4, sequence_length=32), data=packed)
+    unpacked = replace(eager, data=replace(packed, packed_sequences=False))
+    found = run_with_checks(replace(eager, cuda_graph=replace(FULL, optimizer=True), step_checks=2))
+    assert found["checks"] == [(2, True, 0, 0), (3, True, 0, 0)] and found["proven"]
+    assert found["results"] == run_with_checks(eager)["results"] != run_with_checks(unpacked)["results"]
 
 
 def run_in_shares(spec: RunSpec) -> dict[str, Any]:

@@ -79,6 +79,7 @@ BESIDE = {"ep": 2, "overlap_moe_expert_parallel_comm": True}
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}
 REGISTERED = {"NCCL_GRAPH_REGISTER": "1"}
 M = {"engine": "megatron"}
+M_0_19 = {"engine": "megatron", "megatron_core": "0.19"}
 ON_CUDA = Placement(device="cuda")
 
 VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
@@ -137,17 +138,19 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         graphed(TE, "attn", data=PACKED, **M),
     ),
     "capture.packed_local": (graphed("local", "attn", data=PACKED, **M),),
+    "capture.packed_whole_step": (graphed("full_iteration", data=PACKED, **M),),
     "capture.packed_yarn": (
-        graphed("full_iteration", model=dataclasses.replace(SCALED, rope_scaling="yarn"), data=PACKED, **M),
+        graphed("full_iteration", model=dataclasses.replace(SCALED, rope_scaling="yarn"), data=PACKED, **M_0_19),
     ),
     "capture.native_packed_attention": (
         graphed("torch", "attn", data=PACKED),
         graphed(TE, data=PACKED),
     ),
-    "capture.native_packed_whole_model": (
-        graphed("full_iteration", data=PACKED),
+    "capture.native_packed_compiled": (
         graphed("torch_compile", data=PACKED),
+        graphed("full_iteration", training__compile="whole", data=PACKED, placement=ON_CUDA),
     ),
+    "capture.native_packed_ranks": (graphed("full_iteration", data=PACKED, **on_ranks(2)),),
     "capture.native_fp32_experts": (
         graphed("full_iteration", model=MOE, training__precision="fp32", placement=Placement(device="cuda")),
         graphed("torch", "moe", model=MOE, training__precision="fp32", placement=Placement(device="cuda")),
@@ -397,7 +400,8 @@ LEGAL: Mapping[str, RunSpec] = {
     "whole step, dropless, allgather": graphed("full_iteration", model=MOE, **on_ranks(2, ep=2, dispatcher="allgather")),
     "attention beside all-to-all": graphed("torch", "attn", "moe_router", model=MOE, **on_ranks(2, ep=2)),
     "packed, attention outside": graphed(TE, "moe_router", "moe_preprocess", model=MOE, data=PACKED, **M),
-    "packed, whole step on megatron": graphed("full_iteration", data=PACKED, **M),
+    "packed, whole step on megatron": graphed("full_iteration", data=PACKED, **M_0_19),
+    "packed, whole step on torch_native": graphed("full_iteration", data=PACKED, training__compile="elementwise"),
     "whole step, fp32 experts padded": graphed(
         "full_iteration", model=PADDED, training__precision="fp32", placement=Placement(device="cuda")
     ),
