@@ -183,9 +183,12 @@ class ForkedRank:
         return self._file is None or bool(select.select([self._file], [], [], 0)[0])
 
     def _await_report(self) -> None:
-        """Kill the server if it does not report this rank's end, because it is stopped or hangs."""
+        """Kill the server if it does not report this rank's end, because it is stopped or hangs. The kernel still knows the exit
+        code."""
         self._gone_since = self._gone_since or time.monotonic()
         if time.monotonic() - self._gone_since > REPORT_SECONDS:
+            if self._pid is not None:
+                self.code = unreaped_code(self._pid)
             sys.stderr.write(
                 f"fork server {self._server.pid} does not report that rank {self._pid} ended, so it is killed\n"
             )
@@ -203,3 +206,12 @@ class ForkedRank:
                 raise subprocess.TimeoutExpired("a forked rank", seconds or 0.0)
             time.sleep(POLL_SECONDS)
         return code
+
+
+def unreaped_code(pid: int) -> int | None:
+    """Return the exit code of a process that has ended, or minus the signal that ended it; None if its parent has reaped it."""
+    try:
+        state, *_, status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return None
+    return os.waitstatus_to_exitcode(int(status)) if state == "Z" else None

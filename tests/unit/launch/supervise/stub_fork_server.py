@@ -25,6 +25,10 @@ def rank(arguments: list[str]) -> None:
         Path(more[0]).write_text(json.dumps(description()))
     elif what == "exit":
         sys.exit(int(more[0]))
+    elif what == "exit_after":
+        while not Path(more[0]).exists():
+            time.sleep(0.01)
+        sys.exit(int(more[1]))
     elif what == "raise":
         raise ValueError("a rank's own error")
     elif what == "die":

@@ -144,6 +144,19 @@ def test_a_server_that_does_not_answer_is_killed(
     assert f"fork server {server.pid} does not report that rank {pid} ended" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_rank_of_a_server_that_does_not_answer_keeps_its_exit_code(
+    servers: ForkServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(forked_ranks, "REPORT_SECONDS", 0.2)
+    server, gate = server_for(servers), tmp_path / "gate"
+    rank = fork(server, tmp_path / "log", "exit_after", str(gate), str(code))
+    wait_to_run(rank, server)
+    os.kill(server.pid, signal.SIGSTOP)
+    gate.touch()
+    assert rank.wait(SECONDS) == code
+
+
 def test_a_server_that_ends_leaves_no_zombie(servers: ForkServers, tmp_path: Path) -> None:
     others, server = children(), server_for(servers)
     assert [fork(server, tmp_path / "log", "exit", "0").wait(SECONDS) for _ in range(2)] == [0, 0]
