@@ -7,21 +7,23 @@ parameters, and long before it shows in a curve.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
+from statistics import median
 
 from analysis.records.run import Attempt
 from analysis.verdict.verdict import Verdict
 from launch.common.text import listed
-from launch.contract.records.gradient_sketch import GradientSketch
+from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
 
 NOISE_MULTIPLE = 6.0
-"""A fault exceeds this multiple of the noise, as in step checks. The noise is the larger of two differences: between eager runs,
-and at the step before the capture."""
+"""A fault exceeds this multiple of the noise, as in step checks. The noise is the largest of three differences: between eager runs
+in the same step, between them in all steps up to the first replays, and at the step before the capture."""
 LEAST_OF_ITSELF, LEAST_OF_ALL = 1 / 16, 1 / 50
 """A fault exceeds the first share of its gradient's norm and the second share of the norm of all gradients.
 
-Rounding of other kernels stays below the first share.
+Rounding of other kernels stays below the first share in gradients that large.
 """
 LEAST_NORM = 1 / 5000
 """A smaller difference is a doubt if the gradient's norm exceeds this share of the norm of all gradients.
@@ -29,6 +31,17 @@ LEAST_NORM = 1 / 5000
 Losses hardly depend on such a parameter, so their curves agree even if the replay is wrong. Gradients that are mere rounding
 errors, such as that of a key's bias, have smaller norms.
 """
+ROUNDING, MEDIAN_MULTIPLE = 0.03, 2.5
+"""Rounding of other kernels makes a small gradient differ by at most the first share, or this multiple of the median share.
+
+In bf16, attention by another kernel moved the median gradient of 2 to 64 layers by 0.6 to 1.6%, and nearly all by less than three
+times that. Single gradients of layer norms moved by up to eleven times the median, so one gradient alone is no doubt.
+"""
+LEAST_ALONE = 1 / 4
+"""A small gradient that differs by this share is a doubt alone."""
+MOST_BY_CHANCE = 1 / 8
+"""Of gradients that count together, less than this number may look as different by chance. Two of them then do so in at most one
+of a hundred runs."""
 MOST_NAMED = 3
 FIRST_REPLAYS = 3
 
@@ -37,83 +50,168 @@ _Place = tuple[int, str]
 _Gradients = Mapping[_Place, GradientSketch]
 
 
-def check_first_replay(eager: Attempt, graphed: Attempt, others: Sequence[Attempt], captured: int) -> Verdict | None:
-    """Return DIVERGED if a gradient in the first steps after step ``captured`` differs from eager runs, INCONCLUSIVE if only
-    small gradients differ, else None.
+@dataclass(frozen=True)
+class _Difference:
+    """How far a replayed gradient is from the nearest eager one. ``noise`` is the distance that eager runs explain."""
 
-    Return None without a second eager run in ``others``, or if the runs already differ before the capture.
+    size: float
+    norm: float
+    noise: float
+    of_all: float
+    """The norm of all gradients."""
+
+    @property
+    def share(self) -> float:
+        return self.size / self.norm if self.norm else 0.0
+
+    @property
+    def is_fault(self) -> bool:
+        least = max(NOISE_MULTIPLE * self.noise, LEAST_OF_ITSELF * self.norm, LEAST_OF_ALL * self.of_all)
+        return self.size > least
+
+
+_Differences = Mapping[_Place, _Difference]
+
+
+@dataclass(frozen=True)
+class FirstReplays:
+    """The differences of the gradients in the first replays, by step. It is empty if they cannot be judged."""
+
+    steps: Mapping[int, _Differences]
+
+    def fault(self) -> Verdict | None:
+        """Return DIVERGED if a gradient differs from those of eager runs, else None."""
+        for step, differences in self.steps.items():
+            if found := {place: one.share for place, one in differences.items() if one.is_fault}:
+                reason = (
+                    f"graphed runs compute other gradients in step {step}, although eager runs agree: {_named(found)}"
+                )
+                return Verdict(
+                    "DIVERGED",
+                    reason,
+                    "make sure that both commands differ in graphs alone; then capture fewer parts until the gradients are equal",
+                )
+        return None
+
+    def doubt(self) -> Verdict | None:
+        """Return INCONCLUSIVE if small gradients differ by more than rounding explains, else None. It doubts only a pass."""
+        if not (found := _unexplained(list(self.steps.values()))):
+            return None
+        steps = listed([str(step) for step in self.steps], FIRST_REPLAYS)
+        reason = (
+            f"small gradients differ in step{'s' if len(self.steps) > 1 else ''} {steps}, although eager runs agree: "
+            f"{_named(found)}. Losses and gradient norms hardly depend on them, so agreeing curves prove little"
+        )
+        return Verdict(
+            "INCONCLUSIVE",
+            reason,
+            "find out what graphs compute otherwise there: an input that the capture left out (such as rotary positions), or "
+            "other kernels (such as another attention backend); else capture fewer parts until the gradients are equal",
+        )
+
+
+def compare_first_replays(eager: Attempt, graphed: Attempt, others: Sequence[Attempt], captured: int) -> FirstReplays:
+    """Compare gradients in the first steps after step ``captured`` with those of eager runs.
+
+    Nothing is compared without a second eager run in ``others``, or if the runs already differ before the capture.
     """
     repeats = [attempt for attempt in (eager, *others) if attempt.sketches]
     if len(repeats) < 2 or not graphed.sketches:
-        return None
+        return FirstReplays({})
     steps = sorted(step for step in graphed.sketches if all(step in attempt.sketches for attempt in repeats))
-    before = [step for step in steps if step < captured][-1:]
-    if before and _faults(repeats, graphed, before[0], {}):
-        return None
-    scale = _distances(eager.sketches[before[0]], graphed.sketches[before[0]]) if before else {}
     replays = [step for step in steps if step > captured][:FIRST_REPLAYS]
-    for step in replays:
-        if found := _faults(repeats, graphed, step, scale):
-            reason = f"graphed runs compute other gradients in step {step}, although eager runs agree: {_named(found)}"
-            return Verdict(
-                "DIVERGED",
-                reason,
-                "make sure that both commands differ in graphs alone; then capture fewer parts until the gradients are equal",
-            )
-    for step in replays:
-        if found := _faults(repeats, graphed, step, scale, is_small=True):
-            reason = (
-                f"small gradients differ in step {step}, although eager runs agree: {_named(found)}. Losses and gradient "
-                "norms hardly depend on them, so agreeing curves prove little"
-            )
-            return Verdict(
-                "INCONCLUSIVE",
-                reason,
-                "find out whether graphs run other kernels there, such as another attention backend; otherwise capture fewer "
-                "parts until the gradients are equal",
-            )
-    return None
+    noise = _noise(repeats, [step for step in steps if not replays or step <= replays[-1]])
+    before = [step for step in steps if step < captured][-1:]
+    if before and any(one.is_fault for one in _differences(repeats, graphed, before[0], noise, {}).values()):
+        return FirstReplays({})
+    scale = _distances(eager.sketches[before[0]], graphed.sketches[before[0]]) if before else {}
+    return FirstReplays({step: _differences(repeats, graphed, step, noise, scale) for step in replays})
 
 
-def _named(found: Sequence[tuple[_Place, float]]) -> str:
-    gradients = [f"{name} on rank {rank} by {share:.2g} of it" for (rank, name), share in found]
+def _named(found: Mapping[_Place, float]) -> str:
+    largest = sorted(found.items(), key=lambda item: -item[1])
+    gradients = [f"{name} on rank {rank} by {share:.2g} of it" for (rank, name), share in largest]
     return listed(gradients, MOST_NAMED, "; ")
 
 
-def _faults(
+def _noise(repeats: Sequence[Attempt], steps: Sequence[int]) -> dict[_Place, float]:
+    """Return the distance of eager gradients as a share of their norm: the root of its mean square over ``steps``."""
+    shares: dict[_Place, list[float]] = {}
+    for step in steps:
+        for one, two in combinations([attempt.sketches[step] for attempt in repeats], 2):
+            for place, size in _distances(one, two).items():
+                shares.setdefault(place, []).append(size / one[place].norm if one[place].norm else 0.0)
+    return {place: _root_mean_square(found) for place, found in shares.items()}
+
+
+def _differences(
     repeats: Sequence[Attempt],
     graphed: Attempt,
     step: int,
+    shares: Mapping[_Place, float],
     scale: Mapping[_Place, float],
-    *,
-    is_small: bool = False,
-) -> list[tuple[_Place, float]]:
-    """Return the gradients that differ from every eager run, each with its relative difference, the largest first.
-
-    ``is_small`` also returns differences that are a small share of all gradients.
-    """
-    eager = [attempt.sketches[step] for attempt in repeats]
-    found = dict(_differing(eager, graphed.sketches[step], scale, is_small=is_small))
-    return sorted(found.items(), key=lambda item: -item[1])
-
-
-def _differing(
-    eager: Sequence[_Gradients], graphed: _Gradients, scale: Mapping[_Place, float], *, is_small: bool
-) -> Iterator[tuple[_Place, float]]:
-    noise: dict[_Place, float] = dict(scale)
+) -> dict[_Place, _Difference]:
+    """Return how the gradients of ``step`` differ. ``shares`` is the noise as shares of norms; ``scale`` that before the capture."""
+    eager, replays = [attempt.sketches[step] for attempt in repeats], graphed.sketches[step]
+    noise = dict(scale)
     for one, two in combinations(eager, 2):
-        noise = {**noise, **{place: max(noise.get(place, 0.0), size) for place, size in _distances(one, two).items()}}
+        noise |= {place: max(noise.get(place, 0.0), size) for place, size in _distances(one, two).items()}
     of_all = math.sqrt(sum(gradient.norm**2 for gradient in eager[0].values()))
     # A parameter may have a gradient before the capture, but none in a replay that computes others on that rank.
-    ranks = {rank for rank, _ in graphed}
-    known = {*graphed, *(place for place in scale if place[0] in ranks)}
-    for place in known.intersection(*eager):
-        replayed = graphed.get(place)
+    ranks = {rank for rank, _ in replays}
+    known = {*replays, *(place for place in scale if place[0] in ranks)}
+    found = {}
+    for place in sorted(known.intersection(*eager)):
+        replayed = replays.get(place)
         size = min(one[place].distance(replayed) if replayed else one[place].norm for one in eager)
         norm = max(eager[0][place].norm, replayed.norm if replayed else 0.0)
-        is_shown = norm > LEAST_NORM * of_all if is_small else size > LEAST_OF_ALL * of_all
-        if is_shown and size > max(NOISE_MULTIPLE * noise.get(place, 0.0), LEAST_OF_ITSELF * norm):
-            yield place, size / norm
+        own_noise = max(noise.get(place, 0.0), shares.get(place, 0.0) * eager[0][place].norm)
+        found[place] = _Difference(size, norm, own_noise, of_all)
+    return found
+
+
+def _unexplained(replays: Sequence[_Differences]) -> dict[_Place, float]:
+    """Return the small gradients whose differences neither noise nor rounding explains, each with its share over all ``replays``.
+
+    All steps count together, because estimates from few projections scatter.
+    """
+    steps: dict[_Place, list[_Difference]] = {}
+    for differences in replays:
+        for place, one in differences.items():
+            if one.norm > LEAST_NORM * one.of_all:
+                steps.setdefault(place, []).append(one)
+    shares = {place: _root_mean_square([one.share for one in found]) for place, found in steps.items()}
+    if not shares:
+        return {}
+    usual = median(shares.values())
+    rounding = min(max(ROUNDING, MEDIAN_MULTIPLE * usual), LEAST_OF_ITSELF)
+    found = {
+        place: share
+        for place, share in shares.items()
+        if share > LEAST_OF_ITSELF
+        and share > NOISE_MULTIPLE * _root_mean_square([one.noise / one.norm for one in steps[place]])
+        and (
+            usual > LEAST_OF_ITSELF
+            or len(shares) * _chance(share / rounding, PROJECTIONS * len(steps[place])) < MOST_BY_CHANCE
+        )
+    }
+    # Ranks may hold copies of one parameter.
+    names = {name for _, name in found}
+    return found if len(names) > 1 or max(found.values(), default=0.0) > LEAST_ALONE else {}
+
+
+def _chance(ratio: float, projections: int) -> float:
+    """Return the chance that the root of the mean square of normal projections exceeds ``ratio`` times their standard deviation.
+
+    It is the upper tail of the chi-square distribution, in closed form for an even number of ``projections``. Projections of
+    sparse differences have lighter tails (Khintchine's inequality).
+    """
+    half = projections * ratio**2 / 2
+    return sum(math.exp(power * math.log(half) - half - math.lgamma(power + 1)) for power in range(projections // 2))
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value**2 for value in values) / len(values))
 
 
 def _distances(one: _Gradients, two: _Gradients) -> dict[_Place, float]:

@@ -100,6 +100,9 @@ def _judge_pair(pair: Pair, groups: Mapping[Digests, _Group]) -> tuple[Verdict |
     if verdict.passes and pair.flaky_attempts:
         flaky = _not_reproducible(pair.flaky_attempts.values(), evidence)
         return flaky, flaky
+    if pair.doubt and (verdict.passes or verdict.noisy):
+        doubt = replace(pair.doubt, evidence=evidence)
+        return doubt, doubt
     return own, replace(verdict, evidence=evidence)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.graphs.replay_check import Replay, check_replay
 from analysis.pairing.eager_baseline import EagerBaseline
-from analysis.pairing.first_replay import check_first_replay
+from analysis.pairing.first_replay import compare_first_replays
 from analysis.pairing.flaky_attempts import contradictions
 from analysis.pairing.parameter_updates import check_end, check_updates
 from analysis.pairing.precapture_check import capture_step, check_phases
@@ -54,6 +54,8 @@ class Pair:
     differences: tuple[str, ...] = ()
     flaky_attempts: Mapping[int, str] = field(default_factory=dict)
     """Descriptions, by number, of attempts of the graphed run that contradict the one that counts."""
+    doubt: Verdict | None = None
+    """INCONCLUSIVE if small gradients differ. It takes the place of a pass."""
     made_elsewhere: bool = False
     """Whether only the logs of both runs are known."""
 
@@ -103,7 +105,13 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
         replay,
         differences(before.environment, after.environment),
         contradictions(graphed, tuple(curves.values()), margins_for(spec, margins)),
+        None if exact and not exact.passes else _doubt(before, after, baseline, spec),
     )
+
+
+def _doubt(eager: Attempt, graphed: Attempt, baseline: EagerBaseline, spec: RunSpec) -> Verdict | None:
+    others = [one for one in attempts_of(baseline.runs) if one is not eager and one.digests == graphed.digests]
+    return compare_first_replays(eager, graphed, others, capture_step(graphed.steps, spec)).doubt()
 
 
 def margins_for(spec: RunSpec, margins: Margins) -> Margins:
@@ -164,7 +172,7 @@ def _judge_pair(
     complete = baseline.repeats.get(graphed.digests, {}).values()
     others = [steps for steps in complete if steps is not eager.steps]
     captured, equal = capture_step(graphed.steps, spec), exact is not None
-    if changed := check_first_replay(eager, graphed, [one for one in repeats if one is not eager], captured):
+    if changed := compare_first_replays(eager, graphed, [one for one in repeats if one is not eager], captured).fault():
         return changed
     if unlike := check_agreement([eager.steps, *others], [graphed.steps], captured, margins, equal=equal):
         return Verdict("INCOMPARABLE", unlike.reason, unlike.fix)
