@@ -7,7 +7,7 @@ lost another rank, or the end of a capture that an error had broken.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -15,8 +15,12 @@ from launch.contract.records.events import Phase
 from launch.failures.classes import FailureClass, classify, is_consequence
 
 _MOST_TEXT = 300
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""Python 3.13 and loggers colour errors, if they are told to."""
 _RANK = re.compile(r"\[rank(\d+)\]:\s?")
 """PyTorch's prefix for each line of a rank's traceback, and for lines of its C++ logger."""
+_TEED = re.compile(r"\[[A-Za-z_]+\d+\]:(?!\[[A-Z]\d{4} )")
+"""The prefix of ``torchrun --tee`` for each line of a process: its role and its number on the node, which is no rank."""
 _LOGGED = re.compile(r"\[?[A-Z]\d{4} ")
 """A line of a C++ logger, or of torchrun's."""
 _ENDED_BY_TORCHRUN = re.compile(r"torch/distributed/elastic/\S*\] .*(failed|closing signal)")
@@ -143,26 +147,35 @@ def last_words(log: str) -> LastWords:
     A rank's last error counts, unless it is a consequence of an earlier one. Among ranks, the first such error in the log
     counts. Lines without a rank count where no rank names a cause.
     """
-    lines = log.splitlines()
+    lines = _COLOUR.sub("", log).splitlines()
     said = [line for line in takewhile(lambda line: not _ENDED_BY_TORCHRUN.search(line), lines) if line.strip()]
     streams = _streams(said)
-    unnamed = streams.pop(None, _Stream(None))
-    of_ranks = sorted((cause for each in streams.values() for cause in _causes(each)), key=lambda cause: cause.position)
+    of_ranks = _first_causes(stream for stream in streams if stream.rank is not None)
     signal = _SIGNAL.search(log)
     if signal is not None and not of_ranks:
         return LastWords(signal[1], signal[0])
-    consequences = (stream.errors[-1] for stream in (unnamed, *streams.values()) if stream.errors)
-    error = next(iter([*of_ranks, *_causes(unnamed), *consequences]), None)
+    unnamed = [stream for stream in streams if stream.rank is None]
+    consequences = (stream.errors[-1] for stream in (*unnamed, *streams) if stream.errors)
+    error = next(iter([*of_ranks, *_first_causes(unnamed), *consequences]), None)
     return error.words if error else LastWords(message=said[-1].strip() if said else "")
 
 
-def _streams(lines: list[str]) -> dict[int | None, _Stream]:
-    streams: dict[int | None, _Stream] = {}
+def _streams(lines: list[str]) -> list[_Stream]:
+    streams: dict[int | str | None, _Stream] = {}
     for position, line in enumerate(lines):
-        prefix = _RANK.match(line)
-        rank, rest = (int(prefix[1]), line[prefix.end() :]) if prefix else (None, line)
-        streams.setdefault(rank, _Stream(rank)).read(position, rest)
-    return streams
+        of_rank = _RANK.match(line)
+        teed = None if of_rank else _TEED.match(line)
+        rest = line[teed.end() :].removeprefix(" ") if teed else line
+        prefix = of_rank or _RANK.match(rest)
+        rank, rest = (int(prefix[1]), rest[prefix.end() :]) if prefix else (None, rest)
+        key = rank if rank is not None or teed is None else teed[0]
+        streams.setdefault(key, _Stream(rank)).read(position, rest)
+    return list(streams.values())
+
+
+def _first_causes(streams: Iterable[_Stream]) -> list[_Error]:
+    causes = (cause for stream in streams for cause in _causes(stream))
+    return sorted(causes, key=lambda cause: cause.position)
 
 
 def _causes(stream: _Stream) -> Iterator[_Error]:

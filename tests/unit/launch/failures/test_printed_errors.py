@@ -143,6 +143,23 @@ def test_the_whole_message_of_a_rank_decides_its_class() -> None:
     assert name_of(of_rank(1, trace(nccl)) + of_rank(0, trace("RuntimeError: x"))) == "CUDA_OOM"
 
 
+def test_colours_hide_no_error() -> None:
+    """Python 3.13 and rich colour tracebacks, if FORCE_COLOR is set or a terminal reads them."""
+    coloured = trace(OOM).replace("torch.OutOfMemoryError", "\x1b[1;35mtorch.OutOfMemoryError\x1b[0m")
+    assert last_words(coloured + "done\n") == last_words(trace(OOM) + "done\n")
+
+
+def test_torchrun_tees_each_process_with_its_own_prefix() -> None:
+    def teed(number: int, text: str) -> str:
+        return "".join(f"[default{number}]:{line}\n" for line in text.splitlines())
+
+    log = teed(0, trace(REMOTE)) + teed(1, trace(OOM)) + PLAIN
+    assert (last_words(log).text, last_words(log).rank) == (OOM, None)
+    handled = teed(0, trace("OSError: no space for a cache"))
+    log = handled + teed(0, of_rank(4, trace(REMOTE))) + teed(1, of_rank(5, trace(OOM))) + PLAIN
+    assert (last_words(log).text, last_words(log).rank) == (OOM, 5)
+
+
 @given(
     st.text(max_size=300),
     st.lists(st.sampled_from([trace(OOM), of_rank(0, trace(REMOTE)), DURING, PLAIN, "\n"]), max_size=6),
