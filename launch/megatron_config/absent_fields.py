@@ -17,7 +17,8 @@ _OF_OTHERS: Mapping[str, str] = {
     r"moe_flex_dispatcher_\w+|moe_enable_deepep|moe_(deepep|hybridep)_\w+|moe_permute_fusion_into_hybridep": FLEX,
     r"moe_paged_stash\w*|moe_expert_rank_capacity_factor": f"the paged stash, which needs {FLEX}",
     r"(peft|lora)(_\w+)?": "LoRA: engines train all parameters",
-    r"\w*vision_\w+": "images",
+    r"(\w+_)?vision_\w+": "images",
+    r"fp16|fp16_\w+|(initial|min)_loss_scale|loss_scale(_window)?": "fp16, which needs loss scaling",
     r"inference_\w+|cudagraph_inference\w*|flash_decode": "inference",
     r"fp4\w*|\w*nvfp4\w*": "FP4, which needs Blackwell",
     r"cpu_offloading_\w+|fine_grained_(activation_)?offloading\w*|offload_modules|optimizer_(cpu_)?offload\w*": "offloading",
@@ -33,10 +34,10 @@ _WITHOUT_NEED: Mapping[str, tuple[str, str]] = {
         "a recipe names the precision of the whole optimizer",
         "write training.optimizer_precision: lean, or fp32",
     ),
-    r"(fp|bf)16": ("a recipe names the precision by one field", "write training.precision: bf16, or fp32"),
+    r"bf16": ("a recipe names the precision by one field", "write training.precision: bf16, or fp32"),
     r"fp8_(recipe|format)": (
-        "a recipe names fp8 by its scaling, and the format is always hybrid",
-        "write training.fp8: delayed, or current",
+        "a recipe names fp8 by its scaling, delayed or current (tensorwise), and the format is always hybrid",
+        f"write training.fp8: delayed, or current; for other scalings and formats {OWN_PROGRAM}",
     ),
     r"recompute_(method|num_layers)": (
         "full recomputation here keeps the input of each layer (uniform, one layer)",
@@ -63,8 +64,8 @@ _WITHOUT_NEED: Mapping[str, tuple[str, str]] = {
         "megatron keeps apart",
         _LEAVE_OUT,
     ),
-    r"cuda_graph_retain_backward_graph": ("engines run each captured backward pass once", _LEAVE_OUT),
-    r"cuda_graph_(granularity|dynamic_microbatches|num_microbatch_slots)": (
+    r"(cuda_graph_)?retain_backward_graph": ("engines run each captured backward pass once", _LEAVE_OUT),
+    r"(cuda_graph_)?(granularity|dynamic_microbatches|num_microbatch_slots)": (
         "Megatron-Core 0.16 and 0.19 have no such field",
         f"{_LEAVE_OUT}, or {OWN_PROGRAM}",
     ),

@@ -175,8 +175,10 @@ class FileSchema:
             return None
         if first in self.top.fields:
             return Flaw(f"{first} is not a mapping", f"write {self.top.describe_type(first)}")
-        if absent := absent_field(canonical_place(name).rpartition(".")[2]):
-            return Flaw(*absent)
+        # A source may give a whole section that no engine has, such as peft.
+        absent = (absent_field(part) for part in (canonical_place(name).rpartition(".")[2], first))
+        if flaw := next(filter(None, absent), None):
+            return Flaw(*flaw)
         return Flaw("no such field", self._suggest_name(name, first))
 
     def _suggest_name(self, name: str, first: str) -> str:

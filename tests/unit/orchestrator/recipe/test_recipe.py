@@ -104,7 +104,8 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
     "settings of the sources that no engine has": (
         "cfg: {model: {peft: lora, fp4: e2m1, vision_cuda_graph: true, variable_seq_lengths: true, cpu_offloading_num_layers: 4}}\n"
         "fine_grained_activation_offloading: true\ninference_cuda_graph_scope: block\nmoe_paged_stash: true\n"
-        "training: {rampup_batch_size: 8, optimizer_cpu_offload: true}\ncuda_graph_granularity: chunk\n",
+        "training: {rampup_batch_size: 8, optimizer_cpu_offload: true, fp16: true}\ncuda_graph_granularity: chunk\n"
+        "peft: {scheme: lora}\ncuda_graph: {granularity: chunk}\n",
         [
             ('r.yaml:3: model.peft = "lora"', "LoRA", "by engine: command (docs/your_own_job.md), or leave it out"),
             ('r.yaml:3: model.fp4 = "e2m1"', "Blackwell", "engine: command"),
@@ -116,7 +117,10 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:6: moe_paged_stash = true", "paged stash", "engine: command"),
             ("r.yaml:7: training.rampup_batch_size = 8", "changes during a run", "engine: command"),
             ("r.yaml:7: training.optimizer_cpu_offload = true", "offloading", "engine: command"),
+            ("r.yaml:7: training.fp16 = true", "loss scaling", "engine: command"),
             ('r.yaml:8: cuda_graph_granularity = "chunk"', "no such field", "leave it out"),
+            ('r.yaml:9: peft.scheme = "lora"', "LoRA", "engine: command"),
+            ('r.yaml:10: cuda_graph.granularity = "chunk"', "no such field", "leave it out"),
         ],
     ),
     "wrong types": (
