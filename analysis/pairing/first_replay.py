@@ -25,6 +25,9 @@ LEAST_OF_ITSELF, LEAST_OF_ALL = 1 / 16, 1 / 50
 
 Rounding of other kernels stays below the first share in gradients that large.
 """
+LEAST_IF_ROUTED = 1 / 2
+"""The first share in models with experts. Rounding there routes tokens to other experts, which moved gradients by up to 0.3 in bf16.
+"""
 LEAST_NORM = 1 / 5000
 """A smaller difference is a doubt if the gradient's norm exceeds this share of the norm of all gradients.
 
@@ -42,6 +45,8 @@ LEAST_ALONE = 1 / 4
 MOST_BY_CHANCE = 1 / 8
 """Of gradients that count together, less than this number may look as different by chance. Two of them then do so in at most one
 of a hundred runs."""
+_HARDLY_SEEN = "Losses and gradient norms hardly depend on them, so agreeing curves prove little"
+_ROUTED = "This may be a fault, or rounding that routes tokens to other experts"
 MOST_NAMED = 3
 FIRST_REPLAYS = 3
 
@@ -59,6 +64,8 @@ class _Difference:
     noise: float
     of_all: float
     """The norm of all gradients."""
+    least: float = LEAST_OF_ITSELF
+    """The share of the norm that a fault exceeds."""
 
     @property
     def share(self) -> float:
@@ -66,8 +73,12 @@ class _Difference:
 
     @property
     def is_fault(self) -> bool:
-        least = max(NOISE_MULTIPLE * self.noise, LEAST_OF_ITSELF * self.norm, LEAST_OF_ALL * self.of_all)
-        return self.size > least
+        return self.size > max(NOISE_MULTIPLE * self.noise, self.least * self.norm) and self.is_large
+
+    @property
+    def is_large(self) -> bool:
+        """Whether losses and gradient norms depend on the difference."""
+        return self.size > LEAST_OF_ALL * self.of_all
 
 
 _Differences = Mapping[_Place, _Difference]
@@ -98,15 +109,18 @@ class FirstReplays:
         if not (found := _unexplained(list(self.steps.values()))):
             return None
         steps = listed([str(step) for step in self.steps], FIRST_REPLAYS)
+        is_large = any(differences[place].is_large for differences in self.steps.values() for place in found)
+        size, why = ("", _ROUTED) if is_large else ("small ", _HARDLY_SEEN)
         reason = (
-            f"small gradients differ in step{'s' if len(self.steps) > 1 else ''} {steps}, although eager runs agree: "
-            f"{_named(found)}. Losses and gradient norms hardly depend on them, so agreeing curves prove little"
+            f"{size}gradients differ in step{'s' if len(self.steps) > 1 else ''} {steps}, although eager runs agree: "
+            f"{_named(found)}. {why}"
         )
         return Verdict(
             "INCONCLUSIVE",
             reason,
-            "find out what graphs compute otherwise there: an input that the capture left out (such as rotary positions), or "
-            "other kernels (such as another attention backend); else capture fewer parts until the gradients are equal",
+            "find out what graphs compute otherwise there: an input that the capture left out (such as rotary positions), "
+            "other kernels (such as another attention backend), or experts to which rounding routes other tokens; else capture "
+            "fewer parts until the gradients are equal",
         )
 
 
@@ -159,6 +173,8 @@ def _differences(
     of_all = math.sqrt(sum(gradient.norm**2 for gradient in eager[0].values()))
     # A parameter may have a gradient before the capture, but none in a replay that computes others on that rank.
     ranks = {rank for rank, _ in replays}
+    is_routed = any(word in name.lower() for _, name in eager[0] for word in ("expert", "router"))
+    least = LEAST_IF_ROUTED if is_routed else LEAST_OF_ITSELF
     known = {*replays, *(place for place in scale if place[0] in ranks)}
     found = {}
     for place in sorted(known.intersection(*eager)):
@@ -166,7 +182,7 @@ def _differences(
         size = min(one[place].distance(replayed) if replayed else one[place].norm for one in eager)
         norm = max(eager[0][place].norm, replayed.norm if replayed else 0.0)
         own_noise = max(noise.get(place, 0.0), shares.get(place, 0.0) * eager[0][place].norm)
-        found[place] = _Difference(size, norm, own_noise, of_all)
+        found[place] = _Difference(size, norm, own_noise, of_all, least)
     return found
 
 
@@ -197,7 +213,10 @@ def _unexplained(replays: Sequence[_Differences]) -> dict[_Place, float]:
     }
     # Ranks may hold copies of one parameter.
     names = {name for _, name in found}
-    return found if len(names) > 1 or max(found.values(), default=0.0) > LEAST_ALONE else {}
+    alone = (
+        place for place, share in found.items() if share > LEAST_ALONE or any(one.is_large for one in steps[place])
+    )
+    return found if len(names) > 1 or any(alone) else {}
 
 
 def _chance(ratio: float, projections: int) -> float:

@@ -153,6 +153,20 @@ def test_copies_of_one_parameter_on_several_ranks_are_one_gradient() -> None:
     assert judge(runs[0], runs[2], runs[1:2]) is None
 
 
+@pytest.mark.parametrize("wrong", [("layer.weight", "layer.bias"), ("layer.weight",)])
+@pytest.mark.parametrize(("by", "verdict"), [(0.12, "INCONCLUSIVE"), (1.0, "DIVERGED")])
+def test_rounding_that_routes_other_tokens_is_only_a_doubt(wrong: tuple[str, ...], by: float, verdict: str) -> None:
+    """Such rounding moved most gradients of a model with experts by a tenth, and losses agreed to 0.0003."""
+    names = {"layer.weight": "layers.0.mlp.router.weight", "layer.bias": "layers.0.mlp.experts.bias"}
+    runs = [run(1, 0.0), run(2, 0.0), run(3, 0.0, wrong=wrong, by=by)]
+    for each in runs:
+        for step, found in each.sketches.items():
+            each.sketches[step] = {(rank, names.get(name, name)): sketch for (rank, name), sketch in found.items()}
+    found = judge(runs[0], runs[2], runs[1:2])
+    assert found and found.verdict == verdict
+    assert ("routes tokens" in found.reason) == (verdict == "INCONCLUSIVE"), found.reason
+
+
 @pytest.mark.parametrize(
     ("shift", "by", "verdict"),
     [(1e-4, 0.5, "INCONCLUSIVE"), (1e-4, 0.0, "EQUIVALENT"), (5.0, 0.5, "DIVERGED"), (0.0, 0.5, "INCONCLUSIVE")],
