@@ -170,7 +170,8 @@ def _differences(
     noise = dict(scale)
     for one, two in combinations(eager, 2):
         noise |= {place: max(noise.get(place, 0.0), size) for place, size in _distances(one, two).items()}
-    of_all = math.sqrt(sum(gradient.norm**2 for gradient in eager[0].values()))
+    # Ranks may hold copies of one parameter, whose sketches are equal.
+    of_all = math.sqrt(sum(gradient.norm**2 for gradient in {*eager[0].values()}))
     # A parameter may have a gradient before the capture, but none in a replay that computes others on that rank.
     ranks = {rank for rank, _ in replays}
     is_routed = any(word in name.lower() for _, name in eager[0] for word in ("expert", "router"))
@@ -201,6 +202,8 @@ def _unexplained(replays: Sequence[_Differences]) -> dict[_Place, float]:
         return {}
     usual = median(shares.values())
     rounding = min(max(ROUNDING, MEDIAN_MULTIPLE * usual), LEAST_OF_ITSELF)
+    # Ranks may hold copies of one parameter, whose sketches are equal.
+    unlike = len({(name, share) for (_, name), share in shares.items()})
     found = {
         place: share
         for place, share in shares.items()
@@ -208,10 +211,9 @@ def _unexplained(replays: Sequence[_Differences]) -> dict[_Place, float]:
         and share > NOISE_MULTIPLE * _root_mean_square([one.noise / one.norm for one in steps[place]])
         and (
             usual > LEAST_OF_ITSELF
-            or len(shares) * _chance(share / rounding, PROJECTIONS * len(steps[place])) < MOST_BY_CHANCE
+            or unlike * _chance(share / rounding, PROJECTIONS * len(steps[place])) < MOST_BY_CHANCE
         )
     }
-    # Ranks may hold copies of one parameter.
     names = {name for _, name in found}
     alone = (
         place for place, share in found.items() if share > LEAST_ALONE or any(one.is_large for one in steps[place])

@@ -145,12 +145,17 @@ def test_noise_of_many_gradients_is_no_doubt(captured: int) -> None:
     assert not any(drawn(np.zeros(500), seed, captured, eager_noise=0.07) for seed in range(8))
 
 
-def test_copies_of_one_parameter_on_several_ranks_are_one_gradient() -> None:
-    runs = [run(seed, 0.0) for seed in (1, 2)] + [run(3, 0.0, wrong="norm.bias", by=0.1)]
+@pytest.mark.parametrize(("wrong", "is_found"), [(("norm.bias",), False), (ATTENTION, True), (("layer.bias",), True)])
+def test_copies_of_one_parameter_on_many_ranks_are_one_gradient(wrong: tuple[str, ...], is_found: bool) -> None:
+    by = 0.5 if wrong == ("layer.bias",) else 0.056
+    runs = [run(seed, 0.0) for seed in (1, 2)] + [run(3, 0.0, wrong=wrong, by=by)]
+    del runs[2].sketches[CAPTURED + 2]
     for each in runs:
         for step, found in each.sketches.items():
-            each.sketches[step] = found | {(1, name): sketch for (_, name), sketch in found.items()}
-    assert judge(runs[0], runs[2], runs[1:2]) is None
+            each.sketches[step] = {(rank, name): one for (_, name), one in found.items() for rank in range(256)}
+    found = judge(runs[0], runs[2], runs[1:2])
+    assert (found is not None) is is_found
+    assert found is None or (found.verdict == "DIVERGED") is (by == 0.5)
 
 
 @pytest.mark.parametrize("wrong", [("layer.weight", "layer.bias"), ("layer.weight",)])
