@@ -6,22 +6,31 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launch.common.flag_difference import flag_differences
+
 MACHINE = ("hardware.gpus", "hardware.cpu", "hardware.driver", "versions.", "digests.code", "settings.")
 """Keys whose values affect step times."""
 
 
 def differences(eager: Mapping[str, Any], graphed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the differences of two environments as "key: value (eager), value (graphed)"."""
+    """Return the differences of two environments as "key: value (eager), value (graphed)". Of commands, only the flags that differ
+    are named."""
     if eager is graphed:
         # This is nearly always so: runs of one host share the object.
         return ()
     before, after = flat(eager), flat(graphed)
     keys = sorted(before.keys() | after.keys())
     return tuple(
-        f"{key}: {before.get(key, 'unset')} (eager), {after.get(key, 'unset')} (graphed)"
+        _difference(key, before.get(key, "unset"), after.get(key, "unset"))
         for key in keys
         if before.get(key) != after.get(key)
     )
+
+
+def _difference(key: str, eager: str, graphed: str) -> str:
+    if key == "program.command" and (flags := flag_differences(eager.split(), graphed.split())):
+        return f"{key}: {', '.join(flag.text.replace('`', '') for flag in flags)}"
+    return f"{key}: {eager} (eager), {graphed} (graphed)"
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
