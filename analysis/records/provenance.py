@@ -29,6 +29,7 @@ def differences(eager: Mapping[str, Any], graphed: Mapping[str, Any]) -> tuple[s
 
 def _difference(key: str, eager: str, graphed: str) -> str:
     if key == "program.command" and (flags := flag_differences(eager.split(), graphed.split())):
+        # A report escapes what it quotes from records, so Markdown would show.
         return f"{key}: {', '.join(flag.text.replace('`', '') for flag in flags)}"
     return f"{key}: {eager} (eager), {graphed} (graphed)"
 
