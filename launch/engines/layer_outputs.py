@@ -25,9 +25,17 @@ class LayerOutputs:
     def observe(self, micro_batch: int, position: int, output: torch.Tensor) -> None:
         """Keep ``output``, and its gradient once a backward pass reaches it. Recomputed outputs are kept only once."""
         self._keep(LayerResult(self._names[position], position, micro_batch, False), output)
-        if output.requires_grad:
+        if output.grad_fn is not None:
             gradient = LayerResult(self._names[position], position, micro_batch, True)
-            output.register_hook(partial(self._keep, gradient))
+            output.grad_fn.register_prehook(partial(self._keep_gradient, gradient, output.output_nr))
+
+    def _keep_gradient(self, result: LayerResult, number: int, gradients: tuple[torch.Tensor, ...]) -> None:
+        """Keep the gradient of output ``number`` of an autograd node.
+
+        A hook of the tensor would not do: a local graph of Megatron-Core returns the same tensor in each replay, and PyTorch runs
+        hooks only for the node that made the tensor when it got its first hook (torch 2.11 _tensor.py, ``register_hook``).
+        """
+        self._keep(result, gradients[number])
 
     def _keep(self, result: LayerResult, tensor: torch.Tensor) -> None:
         if result not in self.kept:
