@@ -222,6 +222,8 @@ class Training:
     precision: Literal["fp32", "bf16"] = "fp32"
     gradient_precision: Literal["fp32", "bf16"] = "fp32"
     fp8: Literal["none", "delayed", "current"] = "none"
+    fp8_weight_caching: bool = True
+    """Whether the microbatches of a step share one cast of each weight to 8 bits."""
     optimizer: Literal["adamw"] = "adamw"
     optimizer_precision: Literal["fp32", "lean"] = "fp32"
     """``lean``: fp32 master weights stored as the bf16 weights and their missing 16 bits, and bf16 moments."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LAYOUT_ONLY = (
     "micro_batch_size", "recompute", "recompute_modules", "compile", "attention_backend", "gradient_accumulation_fusion", "moe_router_fusion",
-    "capturable_optimizer", "cpu_offloading", "deterministic",
+    "capturable_optimizer", "cpu_offloading", "deterministic", "fp8_weight_caching",
 )  # fmt: skip
 """Training fields that change how a task runs, but not the task. The first one belongs to the task if a loss depends on the
 micro-batch (see :func:`task_id`)."""
@@ -30,7 +30,7 @@ PADDING = ("max_documents",)
 
 BEFORE_FIELDS = (
     ("attention_dropout", 0.0), ("hidden_dropout", 0.0), ("optimizer_precision", "fp32"), ("pattern", ""), ("capturable_optimizer", False),
-    ("max_documents", None), ("hybrid_override_pattern", ""),
+    ("max_documents", None), ("hybrid_override_pattern", ""), ("fp8_weight_caching", True),
 )  # fmt: skip
 """What runs did before these fields existed. At this value a digest omits the field, so those runs keep their ids."""
 

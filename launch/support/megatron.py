@@ -356,6 +356,7 @@ RULES: tuple[Rule, ...] = (
         lambda spec: spec.training.moe_router_fusion and (not spec.model.is_moe or spec.training.deterministic),
         fix="Set training.moe_router_fusion=false.",
     ),
+    fixed("megatron", "training.fp8_weight_caching", True, "Set training.fp8_weight_caching=true, or engine=torch_native."),
     fixed("megatron", "training.cpu_offloading", False),
     fixed("megatron", "training.variable_sequence_lengths", False),
     *PACKING,

@@ -49,6 +49,10 @@ def _native_fp32_experts(spec: RunSpec) -> bool:
     return on_cuda and _captures_experts(spec) and not _is_drop_and_pad(spec.model)
 
 
+def _native_fp8_experts(spec: RunSpec) -> bool:
+    return spec.training.fp8 != "none" and _captures_experts(spec) and not _is_drop_and_pad(spec.model)
+
+
 def _preprocessing_waits(spec: RunSpec) -> bool:
     model = spec.model
     drops = model.is_moe and model.moe_expert_capacity_factor is not None and not _is_drop_and_pad(model)
@@ -94,6 +98,13 @@ RULES: tuple[Rule, ...] = (
         _native_fp32_experts,
         fix=f"Set training.precision=bf16, or {PADDED}, or {ROUTERS_ALONE}.",
         source="torch.nn.functional.grouped_mm has no float32 kernel on CUDA that leaves offsets on the device",
+    ),
+    NativeRule(
+        "capture.native_fp8_experts", (*GRAPH, "training.fp8"),
+        "captured experts in fp8 must have a capacity, since otherwise the host must read the number of rows of each expert",
+        _native_fp8_experts,
+        fix=f"Set training.fp8=none, or {PADDED}, or {ROUTERS_ALONE}.",
+        source="transformer_engine 2.11 pytorch/module/grouped_linear.py:755 (m_splits are Python integers)",
     ),
     MegatronRule(
         "capture.preprocess_sync", EXPERTS,

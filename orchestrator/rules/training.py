@@ -143,13 +143,19 @@ RULES: tuple[Rule, ...] = (
         fix=f"Lower both betas to {LARGEST_LEAN_BETA} or less, or set training.optimizer_precision to fp32.",
         source=ARITHMETIC,
     ),
-    MegatronRule(
+    Rule(
         "training.fp8_precision", ("training.fp8", "training.precision"), "fp8 needs a model that computes in bf16",
         lambda spec: spec.training.fp8 != "none" and spec.training.precision != "bf16",
         fix="Set training.precision to bf16, or training.fp8 to none.",
         source="megatron-bridge 0.3.1 training/mixed_precision.py, which combines fp8 only with 16-bit precisions",
     ),
-    MegatronRule(
+    Rule(
+        "training.fp8_weight_caching", ("training.fp8_weight_caching", "training.fp8"), "without fp8 no weight is cast to 8 bits",
+        lambda spec: not spec.training.fp8_weight_caching and spec.training.fp8 == "none",
+        fix="Set training.fp8_weight_caching=true, or training.fp8=delayed, or training.fp8=current.",
+        source=ARITHMETIC,
+    ),
+    Rule(
         "training.fp8_sizes", (),
         "fp8 needs tokens and widths that are multiples of 16 on each rank, and with sequence_parallel tokens that are "
         "multiples of 8 after the split",

@@ -11,7 +11,7 @@ from launch.contract.spec import Model, Training
 from launch.engines.torch_native.decoder import Decoder
 from launch.engines.torch_native.init.initial_weights import draw_weights
 from launch.engines.torch_native.layers.build_context import BuildContext
-from launch.engines.torch_native.moe.grouped_mm import grouped_mm
+from launch.engines.torch_native.products.grouped_mm import grouped_mm
 from tests.numerics import reference
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_decoder
 

@@ -14,6 +14,7 @@ from megatron.core.utils import get_attr_wrapped_model
 from torch import nn
 
 from launch.contract.records.step_check import LayerResult
+from launch.engines.fp8_scales import fp8_scales
 from launch.engines.graph_protocol import GraphedStep
 from launch.engines.megatron.observed_layers import ObservedLayers
 from launch.engines.megatron.observed_router import ObservedRouter
@@ -56,7 +57,7 @@ class MegatronStep:
         """
         chunks = self.schedule.chunks
         buffers = [buffer for chunk in chunks for buffer in chunk.module.buffers()]
-        scales = [scale for chunk in chunks for module in chunk.modules() for scale in _scaling_state(module)]
+        scales = fp8_scales(module for chunk in chunks for module in chunk.modules())
         return buffers + scales + (self._optimizer_state() if self.updates else [])
 
     def generators(self) -> Sequence[torch.Generator]:
@@ -246,11 +247,3 @@ class MegatronStep:
 
 def _label(chunk: int, name: str) -> str:
     return f"{chunk}.{name.replace('module.', '')}"
-
-
-def _scaling_state(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield what Transformer Engine's delayed scaling keeps of ``module``. Other recipes of fp8 keep nothing."""
-    for state in getattr(module, "fp8_meta", {}).values():
-        if hasattr(state, "amax_history"):
-            yield state.scale
-            yield state.amax_history

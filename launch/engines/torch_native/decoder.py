@@ -55,7 +55,7 @@ class Layer(nn.Module):
         self.mlp = (
             MixtureOfExperts(context)
             if "experts" in model.parts_of_layer(number)
-            else Mlp(model, model.ffn_hidden_size, context.elementwise, context.tp)
+            else Mlp(context, model.ffn_hidden_size)
         )
 
     @property

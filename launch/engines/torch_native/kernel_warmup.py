@@ -33,8 +33,9 @@ def warm_up_kernels(spec: RunSpec, chunks: Sequence[Decoder], shape: tuple[int, 
         x = None
         if not chunk.is_first:
             x = torch.randn(shape, device=device, dtype=dtype, generator=generator).requires_grad_()
-        y, routed = chunk.decode(tokens, x)
-        output = chunk.losses(y, routed, tokens).objective if chunk.is_last else y.sum()
-        torch.autograd.grad(output, list(chunk.parameters()))
+        with chunk.context.products.kernel_warmup(list(chunk.modules())):
+            y, routed = chunk.decode(tokens, x)
+            output = chunk.losses(y, routed, tokens).objective if chunk.is_last else y.sum()
+            torch.autograd.grad(output, list(chunk.parameters()))
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

@@ -20,6 +20,7 @@ from launch.engines.torch_native.decoder import (
 )
 from launch.engines.torch_native.moe.router import RepeatedChoice
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
+from launch.engines.torch_native.products.products import Products
 
 
 class _Forwarded(NamedTuple):
@@ -83,17 +84,18 @@ class Microbatches:
         sent = None
         graphed = self.graphed(chunk, number)
         self._repeat_choices(chunk, number)
-        if decoder.is_first and decoder.is_last and not graphed:
-            losses = self.model(tokens, observe)
-        else:
-            x, routed = decoder.decode(tokens, activation, graphed, observe)
-            if not decoder.is_last:
-                outputs = [x, *(one.loss for one in routed if one.loss.requires_grad)]
-                self._count(chunk, stack_tokens_per_expert(routed))
-                self._keep(chunk, number, [one.experts for one in routed])
-                sent = x.detach()
+        with self.products.forward_pass(is_first_microbatch=number == 0):
+            if decoder.is_first and decoder.is_last and not graphed:
+                losses = self.model(tokens, observe)
             else:
-                losses = decoder.losses(x, routed, tokens)
+                x, routed = decoder.decode(tokens, activation, graphed, observe)
+                if not decoder.is_last:
+                    outputs = [x, *(one.loss for one in routed if one.loss.requires_grad)]
+                    self._count(chunk, stack_tokens_per_expert(routed))
+                    self._keep(chunk, number, [one.experts for one in routed])
+                    sent = x.detach()
+                else:
+                    losses = decoder.losses(x, routed, tokens)
         if decoder.is_last:
             self.losses[number].copy_(losses.cross_entropy.detach())
             self._count(chunk, losses.tokens_per_expert)
@@ -117,12 +119,17 @@ class Microbatches:
         self._repeat_choices(chunk, number)
         with self.main.accumulate_gradients(1 / len(self.batch), first, last):
             input_gradients = torch.autograd.grad(outputs, inputs, output_gradients)
+        self.products.end_backward_pass()
         if activation is None:
             return None
         # Copy graph memory, because the next replay may overwrite it before the previous stage has received it. Activations
         # need no copy: their callable replays only after this microbatch's backward pass, when the next stage has received
         # them.
         return input_gradients[-1].clone() if from_graphs else input_gradients[-1]
+
+    @property
+    def products(self) -> Products:
+        return self.chunks[0].context.products
 
     def _repeat_choices(self, chunk: int, number: int) -> None:
         if self.repeated:

@@ -52,14 +52,19 @@ class TorchNativeStep:
             self._is_compiled = isinstance(self.train_step.model, CompiledModel)
 
     def state(self) -> list[torch.Tensor]:
-        """Return weights, moments and expert biases if the graph updates them. Each step clears its gradients itself."""
-        if self.compared is None:
-            return []
+        """Return scales of fp8, and weights, moments and expert biases if the graph updates them.
+
+        Each step clears its gradients itself.
+        """
         step = self.train_step
+        modules = [module for chunk in step.chunks for module in chunk.modules()]
+        scales = step.chunks[0].context.products.state(modules)
+        if self.compared is None:
+            return scales
         routers = (router for chunk in step.chunks for router in chunk.routers())
         biases = [router.expert_bias for router in routers if router.expert_bias is not None]
         compared = [tensor for piece in self.compared for tensor in piece.state()]
-        return [*compared, *step.main.gathered_weights(), *step.optimizer.step_counts(), *biases]
+        return [*scales, *compared, *step.main.gathered_weights(), *step.optimizer.step_counts(), *biases]
 
     def generators(self) -> Sequence[torch.Generator]:
         return default_generators(self.train_step.mesh.device)

@@ -30,7 +30,8 @@ def draw_weights(module: nn.Module, context: BuildContext, seed: int) -> None:
     for name, (parameter, sharding) in named_weights(module, model).items():
         if sharding.axis == "ep":
             for number, expert in enumerate(parameter, start=ep.rank * len(parameter)):
-                expert.copy_(initial_weights(name, expert.shape, model, seed, expert.device, number))
+                matrix = context.inputs_first(expert)
+                matrix.copy_(initial_weights(name, matrix.shape, model, seed, expert.device, number))
         else:
             shape = list(parameter.shape)
             if sharding.axis == "tp":

@@ -85,7 +85,8 @@ def _fill(parameter: torch.Tensor, entry: Entry, tensors: Open, sharding: Shardi
         parameter.copy_(sharding.take(_halves(tensors(names[0])[:]), group))
     else:
         for number, expert in enumerate(parameter, start=group.rank * len(parameter)):
-            expert.copy_(_expert(entry, names, tensors, number, len(parameter) * group.size).to(expert.device))
+            matrix = _expert(entry, names, tensors, number, len(parameter) * group.size).to(expert.device)
+            context.inputs_first(expert).copy_(matrix)
 
 
 def _expert(entry: Entry, names: list[str], tensors: Open, number: int, experts: int) -> torch.Tensor:

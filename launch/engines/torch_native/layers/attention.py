@@ -10,7 +10,6 @@ from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.layers.norm import Norm
 from launch.engines.torch_native.layers.recomputation import recompute_if
 from launch.engines.torch_native.parallel.sharding import Sharding
-from launch.engines.torch_native.parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 
 class Attention(nn.Module):
@@ -18,18 +17,19 @@ class Attention(nn.Module):
 
     def __init__(self, context: BuildContext, number: int) -> None:
         super().__init__()
-        model, tp = context.model, context.tp
+        model, products, tp = context.model, context.products, context.tp
         heads = (model.num_attention_heads, model.num_query_groups, model.num_query_groups)
         self.heads = tuple(count // tp.size for count in heads)
         self.channels = model.kv_channels
         self.epsilon = model.norm_epsilon
         self.elementwise = context.elementwise
         widths = tuple(count * self.channels for count in heads)
-        self.qkv = ColumnParallelLinear(model.hidden_size, widths, model.add_qkv_bias or model.add_bias_linear, tp)
+        qkv_bias = model.add_qkv_bias or model.add_bias_linear
+        self.qkv = products.column_parallel(model.hidden_size, widths, qkv_bias, tp)
         self.recomputes_core = "core_attn" in context.training.recomputed
         self.draws = model.attention_dropout > 0
         self.core = CoreAttention(model, number, context.training.attention_backend, context.packed, tp.size)
-        self.output = RowParallelLinear(widths[0], model.hidden_size, model.add_bias_linear, tp)
+        self.output = products.row_parallel(widths[0], model.hidden_size, model.add_bias_linear, tp)
         self.query_norm = Norm(model.kv_channels, tp.inside_sharding) if model.qk_layernorm else None
         self.key_norm = Norm(model.kv_channels, tp.inside_sharding) if model.qk_layernorm else None
         self.sinks = nn.Parameter(torch.empty(self.heads[0])) if model.attention_sinks else None

@@ -5,19 +5,18 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from launch.contract.spec import Model
-from launch.engines.torch_native.layers.pointwise import Elementwise
-from launch.engines.torch_native.parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear, TensorParallel
+from launch.engines.torch_native.layers.build_context import BuildContext
 
 
 class Mlp(nn.Module):
     """A gated activation of ``width`` channels between two projections."""
 
-    def __init__(self, model: Model, width: int, elementwise: Elementwise, tp: TensorParallel) -> None:
+    def __init__(self, context: BuildContext, width: int) -> None:
         super().__init__()
-        self.gate_up = ColumnParallelLinear(model.hidden_size, (width, width), model.add_bias_linear, tp)
-        self.down = RowParallelLinear(width, model.hidden_size, model.add_bias_linear, tp)
-        self.activation = getattr(elementwise, model.activation)
+        model, products, tp = context.model, context.products, context.tp
+        self.gate_up = products.column_parallel(model.hidden_size, (width, width), model.add_bias_linear, tp)
+        self.down = products.row_parallel(width, model.hidden_size, model.add_bias_linear, tp)
+        self.activation = getattr(context.elementwise, model.activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, sequence or this rank's shard, hidden_size) -> the same."""

@@ -10,11 +10,11 @@ from torch import nn
 from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.layers.mlp import Mlp
 from launch.engines.torch_native.layers.recomputation import recompute_if
-from launch.engines.torch_native.moe.grouped_mm import grouped_mm
 from launch.engines.torch_native.moe.permutation import ExpertPermutation
 from launch.engines.torch_native.moe.router import Router, Routing
 from launch.engines.torch_native.moe.token_dispatcher import make_dispatcher
 from launch.engines.torch_native.parallel.sharding import Sharding
+from launch.engines.torch_native.products.products import Products
 
 
 class RoutingStats(NamedTuple):
@@ -45,20 +45,23 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__()
-        model, elementwise, tp, ep = context.model, context.elementwise, context.tp, context.ep
+        model, products, elementwise = context.model, context.products, context.elementwise
+        tp, ep = context.tp, context.ep
         experts, hidden, inner = model.num_moe_experts // ep.size, model.hidden_size, model.moe_ffn_hidden_size
         self.tp = tp
         self.recomputed = context.training.recomputed
         self.activation = getattr(elementwise, f"weighted_{model.activation}")
         self.dispatcher = make_dispatcher(model, elementwise, ep, context.dispatcher)
         self.router = Router(model, tp)
-        self.gate_up = nn.Parameter(torch.empty(experts, hidden, 2 * inner))
-        self.down = nn.Parameter(torch.empty(experts, inner, hidden))
+        self.multiply_gate_up = products.of_experts(experts, hidden, 2 * inner)
+        self.multiply_down = products.of_experts(experts, inner, hidden)
+        self.gate_up = nn.Parameter(torch.empty(experts, *_shape(products, hidden, 2 * inner)))
+        self.down = nn.Parameter(torch.empty(experts, *_shape(products, inner, hidden)))
         self.gate_up_bias = nn.Parameter(torch.empty(experts, 2 * inner)) if model.add_bias_linear else None
         self.down_bias = nn.Parameter(torch.empty(experts, hidden)) if model.add_bias_linear else None
         self.shardings = dict.fromkeys((name for name, _ in self.named_parameters(recurse=False)), Sharding("ep", 0))
         shared = model.moe_shared_expert_ffn_hidden_size
-        self.shared = Mlp(model, shared, elementwise, tp) if shared else None
+        self.shared = Mlp(context, shared) if shared else None
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, RoutingStats]:
         """(batch, sequence, hidden_size) -> the same."""
@@ -96,10 +99,11 @@ class MixtureOfExperts(nn.Module):
         The weight is applied between the two products, where rows are narrower. The second bias is therefore weighted
         separately.
         """
+        gate_up = self.multiply_gate_up(rows, self.gate_up, permutation.ends, permutation.capacity)
         if self.gate_up_bias is None or self.down_bias is None:
-            return self._down(_product(rows, self.gate_up, permutation), weights, permutation)
+            return self._down(gate_up, weights, permutation)
         member = _membership(permutation, rows.dtype)
-        gate_up = torch.addmm(_product(rows, self.gate_up, permutation), member, self.gate_up_bias)
+        gate_up = torch.addmm(gate_up, member, self.gate_up_bias)
         if permutation.holes and permutation.capacity is None:
             # Rows after the last expert's rows are uninitialized. Neither they nor their gradients may reach a bias.
             gate_up = gate_up.masked_fill(~member.any(1, keepdim=True), 0.0)
@@ -110,7 +114,8 @@ class MixtureOfExperts(nn.Module):
         """Run the activation and the second product: (R, 2 * width), (R,) -> (R, hidden_size)."""
 
         def run(gate_up: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            return _product(self.activation(gate_up, weights), self.down, permutation)
+            active = self.activation(gate_up, weights)
+            return self.multiply_down(active, self.down, permutation.ends, permutation.capacity)
 
         return recompute_if("moe_act" in self.recomputed, run)(gate_up, weights)
 
@@ -125,8 +130,6 @@ def _membership(permutation: ExpertPermutation, dtype: torch.dtype) -> torch.Ten
     return ((row >= starts) & (row < permutation.ends)).to(dtype)
 
 
-def _product(rows: torch.Tensor, weight: torch.Tensor, permutation: ExpertPermutation) -> torch.Tensor:
-    """Multiply each row by its expert's matrix: (R, inputs), (experts, inputs, outputs) -> (R, outputs)."""
-    if permutation.capacity is None:
-        return grouped_mm(rows, weight, permutation.ends)
-    return torch.bmm(rows.view(len(weight), permutation.capacity, -1), weight).flatten(0, 1)
+def _shape(products: Products, inputs: int, outputs: int) -> tuple[int, int]:
+    """Return the shape of an expert's matrix."""
+    return (outputs, inputs) if products.outputs_first else (inputs, outputs)

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from launch.engines.torch_native.moe import grouped_mm
+from launch.engines.torch_native.products import grouped_mm
 
 
 def test_tags_are_a_sequence_as_pytorch_2_11_and_2_12_ask(monkeypatch: pytest.MonkeyPatch) -> None:
