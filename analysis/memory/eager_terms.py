@@ -37,7 +37,7 @@ def between_steps(rank: RankLoad, streams: int = 1) -> tuple[Term, ...]:
     state, element = rank.state, rank.cell.element
     elements = state.weights // element
     own, layers = state.optimizer / elements, _workspaces_of_layers(rank.cell)
-    more = ": 2 a stream, of {}" + ("" if rank.cell.is_native else ", and {} of Transformer Engine")
+    more = ": 2 a stream, of {}" + (", and {} of Transformer Engine" if layers else "")
     return (
         Term("weights", state.weights, "{:,} elements x {} bytes", (elements, element), STATE),
         Term("gradients", state.gradients, "{:,} elements x {:g} bytes", (elements, state.gradients / elements), STATE),
@@ -48,11 +48,10 @@ def between_steps(rank: RankLoad, streams: int = 1) -> tuple[Term, ...]:
 
 
 def _fp8_casts(rank: RankLoad) -> Iterator[Term]:
-    """Yield the fp8 casts of the layers' weights, which Transformer Engine keeps for all micro-batches of a step and later.
+    """Yield the fp8 casts of the layers' weights. All micro-batches share them, or each pass in flight has its own.
 
     A product reads its weight by rows in the forward pass and by columns in the backward pass. Each cast takes one byte per
-    element, and Megatron-Core keeps both (is_first_microbatch in its extensions/transformer_engine.py). Scales take a few bytes
-    per matrix. Embeddings, routers and the output layer are not cast.
+    element, and Transformer Engine keeps both if it knows ``is_first_microbatch``. Scales take a few bytes per matrix. Embeddings, routers and the output layer are not cast.
     """
     if rank.spec.training.fp8 == "none":
         return
@@ -61,7 +60,8 @@ def _fp8_casts(rank: RankLoad) -> Iterator[Term]:
         (rank.layers_with.get(part, 0) * rank.spec.parallelism.vpp, rank.cell.layer_weights(part)) for part in cast
     ]
     elements = round(sum(count * weights for count, weights in layers) / rank.cell.element)
-    yield Term("fp8 casts of weights", 2 * elements, "{:,} elements x 2 x 1 byte", (elements,), FP8_WEIGHTS)
+    casts = 2 if rank.spec.training.fp8_weight_caching else 2 * rank.passes
+    yield Term("fp8 casts of weights", casts * elements, "{:,} elements x {} x 1 byte", (elements, casts), FP8_WEIGHTS)
 
 
 def held_bytes(rank: RankLoad, streams: int) -> int:
@@ -73,7 +73,9 @@ def held_bytes(rank: RankLoad, streams: int) -> int:
 
 def _workspaces_of_layers(cell: CellLoad) -> int:
     """Return the bytes of Transformer Engine's workspaces: one, and four for grouped products of experts."""
-    return 0 if cell.is_native else 5 if cell.spec.model.is_moe else 1
+    if cell.is_native and cell.spec.training.fp8 == "none":
+        return 0
+    return 5 if cell.spec.model.is_moe else 1
 
 
 def _activations(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:

@@ -82,8 +82,9 @@ def check_software(spec: RunSpec, packages: frozenset[str] | None) -> Iterator[R
     """Yield why ``spec`` cannot run with ``packages`` on any device. ``packages`` is None if they are unknown."""
     missing = [] if packages is None else sorted(_needed_packages(spec) - packages)
     if missing:
-        backend = spec.training.attention_backend
-        needs = f"engine {spec.engine} with training.attention_backend={backend} needs {' and '.join(missing)}"
+        training = spec.training
+        setting = f"attention_backend={training.attention_backend}" if training.fp8 == "none" else f"fp8={training.fp8}"
+        needs = f"engine {spec.engine} with training.{setting} needs {' and '.join(missing)}"
         found = [release for package, release in _RELEASES.items() if package in (packages or ())]
         fix = f"set megatron_core='{found[0]}', which is installed, or " if found and missing[0] in _RELEASES else ""
         install = "pip install '.[gpu]' in a checkout, on a GPU host"
@@ -93,7 +94,8 @@ def check_software(spec: RunSpec, packages: frozenset[str] | None) -> Iterator[R
 def _needed_packages(spec: RunSpec) -> frozenset[str]:
     if spec.engine == "megatron":
         return frozenset([f"megatron-core {spec.megatron_core}", "transformer-engine"])
-    return frozenset(["transformer-engine"] if spec.training.attention_backend == "transformer_engine" else [])
+    uses_it = spec.training.fp8 != "none" or spec.training.attention_backend == "transformer_engine"
+    return frozenset(["transformer-engine"] if uses_it else [])
 
 
 def this_host() -> Host:

@@ -161,6 +161,18 @@ def test_fp8_keeps_two_casts_of_each_matrix_of_a_layer() -> None:
     assert of(fp8).peak_allocated - of(MIXTURE).peak_allocated == casts + results, "2 passes of 4 layers"
 
 
+def test_without_caching_each_pass_in_flight_keeps_its_own_casts() -> None:
+    native = replace(MIXTURE, engine="torch_native", training=replace(MIXTURE.training, fp8="current"))
+    native = replace(native, parallelism=Parallelism(pp=2))
+    own = replace(native, training=replace(native.training, fp8_weight_caching=False))
+    # The second stage has one pass in flight, and the first has two.
+    cached, each = (
+        [term.bytes for term in forecast(spec)[0].phases["warmup"] if term.name == "fp8 casts of weights"]
+        for spec in (native, own)
+    )
+    assert each == [2 * bytes for bytes in cached] != []
+
+
 def test_a_compiled_model_is_bounded_by_eager_code() -> None:
     dense = replace(MIXTURE, engine="torch_native", model=preset("llama3_8b"), parallelism=Parallelism())
     eager, whole, elementwise = (

@@ -40,7 +40,7 @@ OF_THE_TASK = {
     ("data", "max_documents"),
     *(("training", name) for name in (
         "micro_batch_size", "recompute", "recompute_modules", "compile", "attention_backend", "gradient_accumulation_fusion", "moe_router_fusion",
-        "capturable_optimizer", "cpu_offloading", "deterministic",
+        "capturable_optimizer", "cpu_offloading", "deterministic", "fp8_weight_caching",
     )),
 }  # fmt: skip
 

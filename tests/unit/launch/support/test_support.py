@@ -183,6 +183,31 @@ def test_megatron_recomputes_no_dropout(model: Model, training: Training, graph:
     assert ({reason.rule for reason in unsupported(spec)} == {"megatron.dropout"}) is is_refused
 
 
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({}, ""),
+        ({"placement": Placement()}, "resources.device=cpu"),
+        ({"training": {"compile": "whole"}}, "training.compile=whole"),
+        ({"cuda_graph": CudaGraph("torch_compile")}, "cuda_graph.impl=torch_compile"),
+        ({"training": {"recompute": "full"}}, "training.recompute=full"),
+        ({"training": {"recompute": "selective", "recompute_modules": ("mlp",)}}, "training.recompute_modules=[mlp]"),
+        ({"training": {"recompute": "selective"}}, ""),
+        ({"parallelism": Parallelism(dp=2, ep=2, dispatcher="allgather")}, "parallelism.dispatcher=allgather"),
+        ({"parallelism": Parallelism(dp=2, ep=2)}, ""),
+        ({"cuda_graph": CudaGraph("full_iteration", warmup_steps=0)}, "cuda_graph.warmup_steps=0"),
+        ({"cuda_graph": CudaGraph("full_iteration")}, ""),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_products_in_8_bits_cannot_be_part_of(changes: dict[str, Any], field: str) -> None:
+    training = Training(precision="bf16", fp8="delayed", **changes.pop("training", {}))
+    spec = RunSpec(model=MOE, training=training, placement=Placement(device="cuda"))
+    reasons = unsupported(dataclasses.replace(spec, **changes))
+    assert [reason.rule for reason in reasons] == ["torch_native.fp8"] * bool(field)
+    assert all(field in reason.message for reason in reasons)
+
+
 def test_a_model_that_lies_on_several_ranks_is_not_compiled_whole() -> None:
     for degree in ("tp", "pp", "ep"):
         layout = Parallelism(**{degree: 2})
@@ -251,6 +276,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "compile": ({}, {"training": Training(compile="elementwise")}),
     "attention_backend": ({}, {"training": Training(attention_backend="flex")}),
     "cpu_offloading": ({}, {"training": Training(cpu_offloading=True)}),
+    "fp8_weight_caching": ({}, {"training": Training(precision="bf16", fp8="delayed", fp8_weight_caching=False)}),
     "variable_sequence_lengths": ({}, {"training": Training(variable_sequence_lengths=True)}),
     "packed_sequences": ({}, {"data": PACKED}),
     "packed_batch": ({}, {"data": PADDED, "training": dataclasses.replace(ONE_PACK, micro_batch_size=2, global_batch_size=2)}),

@@ -102,6 +102,7 @@ def test_what_a_host_lacks(tmp_path: Path) -> None:
     assert "host.gpus" in lacking(GPU_HOST, parallelism={"dp": 4})
     assert "host.nodes" in lacking(CPU_HOST, parallelism={"dp": 2}, resources={"nodes": 2})
     assert "host.packages" in lacking(GPU_HOST, engine="megatron", training={"precision": "bf16"})
+    assert "host.packages" in lacking(GPU_HOST, training={"precision": "bf16", "fp8": "delayed"})
     both = dataclasses.replace(GPU_HOST, packages=frozenset({"megatron-core 0.16", "transformer-engine"}))
     assert not lacking(both, engine="megatron", training={"precision": "bf16"})
     offloading = {"precision": "bf16", "cpu_offloading": True}

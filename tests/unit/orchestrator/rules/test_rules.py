@@ -155,6 +155,10 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         graphed("full_iteration", model=MOE, training__precision="fp32", placement=Placement(device="cuda")),
         graphed("torch", "moe", model=MOE, training__precision="fp32", placement=Placement(device="cuda")),
     ),
+    "capture.native_fp8_experts": (
+        graphed("full_iteration", model=MOE, training__fp8="delayed"),
+        graphed("torch", "moe", model=MOE, training__fp8="current"),
+    ),
     "capture.full_recompute": (
         graphed(TE, "attn", training__recompute="full", **M),
         graphed("local", training__recompute="full", **M),
@@ -340,7 +344,11 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         spec(training__optimizer_precision="lean", training__precision="bf16", training__adam_beta2=0.999),
         spec(training__optimizer_precision="lean", training__precision="bf16", training__adam_beta1=0.997),
     ),
-    "training.fp8_precision": (spec(training=Training(fp8="delayed"), **M),),
+    "training.fp8_precision": (
+        spec(training=Training(fp8="delayed"), **M),
+        spec(training=Training(fp8="delayed"), placement=Placement(device="cuda")),
+    ),
+    "training.fp8_weight_caching": (spec(training__fp8_weight_caching=False),),
     "training.fp8_sizes": (
         spec(training__fp8="current", training__sequence_length=120, **M),
         spec(training__fp8="current", model__ffn_hidden_size=72, **M),
@@ -430,6 +438,10 @@ LEGAL: Mapping[str, RunSpec] = {
     "exchanges beside passes": spec(
         parallelism=Parallelism(overlap_param_gather=True, overlap_grad_reduce=True, distributed_optimizer=True), **M
     ),
+    "torch_native in 8 bits, experts with a capacity captured": graphed(
+        "full_iteration", training__fp8="delayed", training__fp8_weight_caching=False, model=PADDED
+    ),
+    "torch_native in 8 bits, routers captured": graphed(TE, "attn", "moe_router", training__fp8="current", model=MOE),
     "in 8 bits": spec(training__fp8="delayed", model=MOE, **TP2_MOE, **M),
     "in 8 bits, graphed": graphed("full_iteration", training__fp8="current", model=PADDED, **M),
     "8 tokens over each tensor-parallel rank": spec(training__fp8="delayed", training__sequence_length=16, **TP2_MOE, **M),
