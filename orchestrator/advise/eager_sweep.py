@@ -75,7 +75,8 @@ def _graphs(eager: RunSpec) -> Iterator[CudaGraph]:
 
 
 def _means_something(spec: RunSpec) -> bool:
-    return not any(rule.judge(judged) for rule in graph_scope.RULES for judged in (spec, *_described(spec)))
+    judged = (spec, *_described(spec))
+    return not any(rule.judge(one) for rule in graph_scope.RULES for one in judged)
 
 
 def _reasons(spec: RunSpec) -> tuple[Reason, ...]:

@@ -4,6 +4,7 @@ fault."""
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,15 +41,25 @@ def run(
     for step in STEPS:
         sketches[step] = {}
         for number, name in enumerate(NAMES):
-            shared = np.random.default_rng((step, number))
-            true = shared.normal(size=SIZE) * SCALES[name]
+            true, fault = (drawn * SCALES[name] for drawn in shared_numbers(step, number))
             spread = 1e-6 if name == "key.bias" else noise * SCALES[name]
             gradient = true + own.normal(size=SIZE) * spread
             if name in ((wrong,) if isinstance(wrong, str) else wrong) and step >= since:
-                gradient = gradient + shared.normal(size=SIZE) * by * SCALES[name]
-            signs = np.random.default_rng(number).choice([-1.0, 1.0], (PROJECTIONS, SIZE))
-            sketches[step][0, name] = GradientSketch(name, float(np.linalg.norm(gradient)), tuple(signs @ gradient))
+                gradient = gradient + fault * by
+            projections = tuple(projection_signs(number) @ gradient)
+            sketches[step][0, name] = GradientSketch(name, float(np.linalg.norm(gradient)), projections)
     return SimpleNamespace(sketches=sketches)
+
+
+@cache
+def shared_numbers(step: int, number: int) -> Any:
+    """Return what all runs share of a gradient, before its scale: the gradient itself, and a fault. Shape (2, SIZE)."""
+    return np.random.default_rng((step, number)).normal(size=(2, SIZE))
+
+
+@cache
+def projection_signs(number: int) -> Any:
+    return np.random.default_rng(number).choice([-1.0, 1.0], (PROJECTIONS, SIZE))
 
 
 def judge(eager: Any, graphed: Any, others: list[Any], captured: int = CAPTURED) -> Any:

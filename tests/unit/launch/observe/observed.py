@@ -1,8 +1,9 @@
-"""Run a small program under the observer in a forked child, which costs no import of torch."""
+"""Run a small program under the observer in a forked child, which imports neither torch nor the observer again."""
 
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ from launch.contract.records.step_metrics import StepMetrics
 from launch.contract.spec import Command, CudaGraph, Device, Placement, RunSpec, Training, spec_to_json
 from launch.failures.diagnose import Diagnosis, diagnose
 from launch.failures.evidence import read_evidence
-from launch.observe import start
+from launch.observe import observer, rank, start, torch_hooks  # noqa: F401 (here for the same reason)
 from tests.records import read_metrics
 
 STEPS = 12
@@ -86,7 +87,6 @@ torch.cuda.is_initialized = lambda: True
 torch.cuda.is_current_stream_capturing = lambda: Graph.capturing
 memory.sample, memory.reset_peaks = lambda device: Memory(1, 1), lambda device: True
 event_log.PhaseClocks, training_steps.StepsTrace = Clocks, Trace
-rank.describe_program = lambda *_: {}
 """
 """A stand-in for a GPU: its graphs do nothing, and the host's clock times its events."""
 
@@ -117,23 +117,35 @@ def spec_of(*, graphed: bool = False, steps: int = STEPS, device: Device = "cpu"
     return RunSpec("command", training=Training(steps=steps), cuda_graph=graph, command=command, placement=placement)
 
 
-def observe(folder: Path, program: str, spec: RunSpec, *, compiled: bool | None = None, gpu: bool = True) -> Observed:
+def observe(
+    folder: Path,
+    program: str,
+    spec: RunSpec,
+    *,
+    compiled: bool | None = None,
+    gpu: bool = True,
+    is_described: bool = False,
+) -> Observed:
     """Run ``program`` as the ranks of an attempt in ``folder``. By default it compiles if ``spec`` is graphed;
     ``compiled`` overrides this.
 
-    On ``cuda`` it uses the stand-in for a GPU, unless there is no ``gpu``. Rank 0's exit code counts.
+    On ``cuda`` it uses the stand-in for a GPU, unless there is no ``gpu``. Rank 0's exit code counts. environment.json
+    is empty unless the program ``is_described``, which takes as long as the rest.
     """
     attempt = AttemptPaths(folder / "runs" / spec.run_id / "attempts" / "1")
     attempt.logs.mkdir(parents=True)
     spec = replace(spec, command=replace(spec.command, workdir=str(folder)))
     write_json(attempt.spec, spec_to_json(spec))
+    describe = rank.describe_program if is_described else lambda *_: dict[str, Any]()
     names = {"STEPS": STEPS, "COMPILE": spec.graphed if compiled is None else compiled, "__name__": "__main__"}
     before, children = GPU if gpu and spec.placement.device == "cuda" else "", []
-    for rank in range(spec.parallelism.world_size):
+    ranks = spec.parallelism.world_size
+    for number in range(ranks):
         children.append(os.fork())
         if children[-1] == 0:
-            ranks = spec.parallelism.world_size
-            _run(attempt, program, names, before, {"RANK": str(rank), "WORLD_SIZE": str(ranks)} if ranks > 1 else {})
+            rank.describe_program = describe
+            place = {"RANK": str(number), "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
+            _run(attempt, program, names, before, place)
     code, *_ = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     evidence = replace(read_evidence(attempt, "itself"), exit_code=code, is_command=True)
     return Observed(attempt, diagnose(evidence))
@@ -142,6 +154,7 @@ def observe(folder: Path, program: str, spec: RunSpec, *, compiled: bool | None 
 def _run(attempt: AttemptPaths, program: str, names: dict[str, Any], before: str, place: dict[str, str]) -> None:
     """Run ``program`` as Python would, and end the process. ``place`` are the variables of its rank, if there are several."""
     code = 0
+    gc.freeze()  # The observer looks for modules among all objects of its process, and tests have many.
     signal.alarm(SECONDS)
     try:
         os.environ |= place

@@ -256,10 +256,10 @@ os.waitpid(child, 0)
 def test_the_environment_names_command_code_image_and_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(IMAGE, "docker://site/image:1")
     (tmp_path / "train.py").write_text(PROGRAM)
-    first = json.loads(observe(tmp_path, PROGRAM, spec_of()).attempt.environment.read_text())
+    first = json.loads(observe(tmp_path, PROGRAM, spec_of(), is_described=True).attempt.environment.read_text())
     (tmp_path / "train.py").write_text(PROGRAM + "\n")
     again = dataclasses.replace(spec_of(), repeat=1)
-    second = json.loads(observe(tmp_path, PROGRAM, again).attempt.environment.read_text())
+    second = json.loads(observe(tmp_path, PROGRAM, again, is_described=True).attempt.environment.read_text())
     assert first["program"]["command"] == "python train.py"
     assert first["packages"]["torch"] == metadata.version("torch")
     assert first["image"] == "docker://site/image:1"

@@ -18,7 +18,8 @@ from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load
 from orchestrator.rules import RULES, refusals
 
-RECIPES = Path(__file__).parents[4] / "recipes"
+SHIPPED = Path(__file__).parents[4] / "recipes"
+RECIPES = sorted([*SHIPPED.glob("*.yaml"), *SHIPPED.glob("exhibits/*.yaml")])
 IN_WORDS: Mapping[str, Sequence[str]] = {
     "scope.moe_and_router": ["cuda_graph.scope=[attn, moe]"],
     "layout.interleaved_microbatches": ["training.global_batch_size=8"],
@@ -30,18 +31,14 @@ REFUSED_FOR_SHOW = {
 """These recipes must have rejected cells. Others may have some too."""
 
 
-@cache
-def refused_cells() -> list[tuple[str, RunSpec]]:
-    """Return the rejected cells of all shipped recipes, on either device, with their recipe."""
-    found: dict[str, tuple[str, RunSpec]] = {}
+@cache  # Not when this module is imported, which every process of pytest-xdist does.
+def refused_cells(path: Path) -> list[RunSpec]:
+    """Return the rejected cells of a shipped recipe, on either device."""
     devices: tuple[Device, ...] = ("cuda", "cpu")
-    for path in sorted([*RECIPES.glob("*.yaml"), *RECIPES.glob("exhibits/*.yaml")]):
-        for device in devices:
-            for cell in expand(load(path), device):
-                # The recipe of a program has other sections than as_recipe writes.
-                if cell.spec.engine != "command" and refusals(cell.spec):
-                    found.setdefault(cell.spec.cell_id, (path.name, cell.spec))
-    return list(found.values())
+    recipe = load(path)
+    specs = {cell.spec.cell_id: cell.spec for device in devices for cell in expand(recipe, device)}
+    # The recipe of a program has other sections than as_recipe writes.
+    return [spec for spec in specs.values() if spec.engine != "command" and refusals(spec)]
 
 
 def as_recipe(spec: RunSpec, path: Path) -> None:
@@ -74,28 +71,28 @@ def fixes(spec: RunSpec) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_the_shipped_recipes_have_refusals() -> None:
-    assert {recipe for recipe, _ in refused_cells()} >= REFUSED_FOR_SHOW
+    assert {path.name for path in RECIPES if refused_cells(path)} >= REFUSED_FOR_SHOW
 
 
-@pytest.mark.parametrize("number", range(len(refused_cells())))
-def test_every_fix_of_a_shipped_recipe_is_accepted(number: int, tmp_path: Path) -> None:
-    _, spec = refused_cells()[number]
-    as_recipe(spec, tmp_path / "cell.yaml")
-    rules = {reason.rule for reason in refusals(spec)}
-    for rule, settings in fixes(spec):
-        overrides = [setting.replace(" ", "") for setting in settings]
-        cells = expand(load(tmp_path / "cell.yaml", overrides), spec.placement.device)
-        (fixed,) = (cell.spec for cell in cells if not cell.is_added_baseline)
-        assert {reason.rule for reason in refusals(fixed)} <= rules - {rule}, (rule, settings)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_fix_of_a_shipped_recipe_is_accepted(path: Path, tmp_path: Path) -> None:
+    for spec in refused_cells(path):
+        as_recipe(spec, tmp_path / "cell.yaml")
+        rules = {reason.rule for reason in refusals(spec)}
+        for rule, settings in fixes(spec):
+            overrides = [setting.replace(" ", "") for setting in settings]
+            cells = expand(load(tmp_path / "cell.yaml", overrides), spec.placement.device)
+            (fixed,) = (cell.spec for cell in cells if not cell.is_added_baseline)
+            assert {reason.rule for reason in refusals(fixed)} <= rules - {rule}, (spec, rule, settings)
 
 
 def test_an_engine_that_runs_the_cell_is_named() -> None:
     """TECudaGraphHelper captures a YaRN model's attention wrongly; torch_native runs the same cell."""
     (remedy,) = {
         reason.remedy
-        for recipe, spec in refused_cells()
+        for spec in refused_cells(SHIPPED / "gpt_oss_120b.yaml")
         for reason in keep_sound_fixes(spec, refusals(spec))
-        if recipe == "gpt_oss_120b.yaml" and reason.rule == "megatron.yarn_positions"
+        if reason.rule == "megatron.yarn_positions"
     }
     assert remedy == (
         "Set cuda_graph.scope=[moe_router, moe_preprocess], or engine=torch_native, or cuda_graph.mend=[yarn_positions], or set "
