@@ -100,29 +100,30 @@ def families(cells: Sequence[tuple[str, Sequence[float]]], verdicts: int | None 
     cells.
     """
     sums: dict[str, tuple[float, int]] = {}
+    variances: list[float] = []
     for name, ratios in cells:
         squares, degrees = sums.get(name, (0.0, 0))
-        sums[name] = squares + _variance(ratios) * (len(ratios) - 1), degrees + len(ratios) - 1
-    widest = math.sqrt(max((_variance(ratios) for _, ratios in cells), default=0.0))
+        variances.append(_centre_and_variance(ratios)[1])
+        sums[name] = squares + variances[-1] * (len(ratios) - 1), degrees + len(ratios) - 1
+    widest = math.sqrt(max(variances, default=0.0))
     in_all = sum(degrees for _, degrees in sums.values())
     shared = {name: math.sqrt(squares / degrees) for name, (squares, degrees) in sums.items()}
     return tuple(Family(verdicts or len(cells), in_all, shared[name], widest) for name, _ in cells)
 
 
-def _variance(ratios: Sequence[float]) -> float:
-    """Return the variance of the logarithms. For a handful of numbers, NumPy takes five times as long."""
+def _centre_and_variance(ratios: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the variance of the logarithms. For a handful of numbers, NumPy takes five times as long."""
     logs = list(map(math.log, ratios))
     centre = math.fsum(logs) / len(logs)
-    return math.fsum((one - centre) ** 2 for one in logs) / (len(logs) - 1)
+    return centre, math.fsum([(one - centre) ** 2 for one in logs]) / (len(logs) - 1)
 
 
 def interval_of(ratios: Sequence[float], family: Correction = ALONE_ONCE) -> Interval:
     """Return the two-sided interval of the geometric mean of positive ``ratios``, or None for fewer than two."""
     if len(ratios) < MINIMUM_PAIRS:
         return None
-    pairs, deviation = len(ratios), math.sqrt(_variance(ratios))
-    centre = math.fsum(map(math.log, ratios)) / pairs
-    half = min(family.half_width(deviation, pairs), WIDEST)
+    centre, variance = _centre_and_variance(ratios)
+    half = min(family.half_width(math.sqrt(variance), len(ratios)), WIDEST)
     return math.exp(centre - half), math.exp(centre + half)
 
 
@@ -131,7 +132,7 @@ def pairs_to_narrow(ratios: Sequence[float], half_width: float, family: Correcti
 
     Return None above ``MOST_PAIRS``. There are at least two ``ratios``; the other cells of the ``family`` get as many pairs.
     """
-    present, deviation = len(ratios), math.sqrt(_variance(ratios))
+    present, deviation = len(ratios), math.sqrt(_centre_and_variance(ratios)[1])
     for pairs in range(present + 1, MOST_PAIRS + 1):
         if isinstance(family, Family):
             grown: Correction = replace(family, degrees=family.degrees * (pairs - 1) // (present - 1))

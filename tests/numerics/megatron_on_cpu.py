@@ -7,11 +7,13 @@ CPU.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import cache
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -204,6 +206,13 @@ OF_RANDOM = {
 }
 
 
+@cache
+def keep_imports() -> None:
+    """Let no garbage collection scan what has been imported. Captures collect garbage a few times each."""
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def cpu_as_cuda() -> Iterator[ModuleType]:
     """Replace CUDA by the CPU, and yield the engine's module."""
@@ -216,6 +225,7 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
 
         from launch.engines.megatron import ddp_hooks, engine
 
+        keep_imports()
         # At its first use, PyTorch records the functions that torch.device() affects. Let it record the originals, not
         # the patches.
         with torch.device("meta"):
