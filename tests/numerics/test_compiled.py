@@ -116,7 +116,7 @@ def compare_with_eager(model: Model, **training: Any) -> None:
 
 @PLAIN
 def test_recompilation_undoes_the_proof() -> None:
-    spec = make_spec(MODEL, graph=CudaGraph(impl="torch_compile", warmup_steps=0))
+    spec = make_spec(replace(DENSE, num_layers=1), graph=CudaGraph(impl="torch_compile", warmup_steps=0))
     engine = build(spec, ALONE)
     engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
     assert engine.graph_stats().recompilations == 0
@@ -129,20 +129,16 @@ def test_recompilation_undoes_the_proof() -> None:
 
 
 @PLAIN
-@pytest.mark.parametrize(
-    ("batch", "said"),
-    [
-        (torch.zeros(4, 1, 8, dtype=torch.int64), r"shape \(4, 1, 8\), but was captured with \(4, 1, 9\)"),
-        (torch.zeros(4, 1, 9, dtype=torch.int32), r"dtype torch\.int32, but was captured with torch\.int64"),
-    ],
-    ids=["shape", "dtype"],
-)
-def test_another_batch_than_was_compiled_is_refused_with_both(batch: torch.Tensor, said: str) -> None:
-    spec = make_spec(MODEL, graph=CudaGraph(impl="torch_compile", warmup_steps=0))
+def test_another_batch_than_was_compiled_is_refused_with_both() -> None:
+    spec = make_spec(replace(DENSE, num_layers=1), graph=CudaGraph(impl="torch_compile", warmup_steps=0))
     engine = build(spec, ALONE)
     engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
-    with pytest.raises(ReplayError, match=f"the batch has {said}"):
-        engine.step(batch)
+    for batch, said in (
+        (torch.zeros(4, 1, 8, dtype=torch.int64), r"shape \(4, 1, 8\), but was captured with \(4, 1, 9\)"),
+        (torch.zeros(4, 1, 9, dtype=torch.int32), r"dtype torch\.int32, but was captured with torch\.int64"),
+    ):
+        with pytest.raises(ReplayError, match=f"the batch has {said}"):
+            engine.step(batch)
     engine.close()
 
 

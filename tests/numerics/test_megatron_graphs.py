@@ -73,6 +73,17 @@ def eager(spec: RunSpec) -> RunSpec:
     return replace(spec, cuda_graph=CudaGraph(warmup_steps=WARMUP))
 
 
+_EAGER: dict[str, dict[str, Any]] = {}
+
+
+def train_eagerly(spec: RunSpec) -> dict[str, Any]:
+    """Return the results of an eager training. Many tests compare with the same one."""
+    key = repr(eager(spec))
+    if key not in _EAGER:
+        _EAGER[key] = train_megatron(eager(spec))
+    return _EAGER[key]
+
+
 def kinds(capture_step: int) -> list[str]:
     return ["warmup"] * capture_step + ["capture"] + ["steady"] * (STEPS - capture_step - 1)
 
@@ -81,7 +92,7 @@ def kinds(capture_step: int) -> list[str]:
 def test_layers_run_from_graphs_once_they_are_captured(name: str) -> None:
     model, settings, layers = LAYERS[name]
     spec = spec_of(model, settings)
-    found, expected = train_graphed(spec), train_megatron(eager(spec))
+    found, expected = train_graphed(spec), train_eagerly(spec)
     assert found["capture_step"] == (0 if settings.impl == "local" else WARMUP)
     assert found["kind"] == kinds(found["capture_step"])
     torch.testing.assert_close(found["loss"], expected["loss"], rtol=0, atol=0)
@@ -100,7 +111,7 @@ def test_layers_run_from_graphs_once_they_are_captured(name: str) -> None:
 def test_each_micro_batch_in_a_pipeline_has_graphs_of_its_own(name: str) -> None:
     model, settings, parallelism, layers = STAGES[name]
     spec = spec_of(model, settings, parallelism)
-    expected = train_megatron(eager(replace(spec, parallelism=Parallelism())))
+    expected = train_eagerly(replace(spec, parallelism=Parallelism()))
     for found, count in zip(workers(2).run(train_graphed, spec), layers, strict=True):
         torch.testing.assert_close(found["loss"], expected["loss"], rtol=5e-6, atol=0)
         torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=2e-5, atol=0)
@@ -135,7 +146,7 @@ def test_graphs_on_ranks_that_exchange_more_than_gradients(settings: CudaGraph, 
     would continue with only its own part of the weights updated."""
     spec = spec_of(EVEN if settings.scope else replace(DENSE, vocab_size=32), settings, parallelism)
     spec = replace(spec, training=replace(spec.training, global_batch_size=2 * MICRO_BATCHES * parallelism.dp))
-    expected = train_megatron(eager(replace(spec, parallelism=Parallelism())))
+    expected = train_eagerly(replace(spec, parallelism=Parallelism()))
     for found in workers(2).run(train_graphed, spec):
         assert found["kind"] == kinds(settings.capture_step)
         torch.testing.assert_close(found["loss"], expected["loss"], rtol=5e-6, atol=0)
@@ -145,7 +156,7 @@ def test_graphs_on_ranks_that_exchange_more_than_gradients(settings: CudaGraph, 
 
 def test_a_whole_step_over_stages_is_captured_where_no_transfer_waits_for_the_device() -> None:
     spec = spec_of(replace(DENSE, vocab_size=32), graph("full_iteration"), Parallelism(pp=2, batch_p2p_sync=False))
-    expected = train_megatron(eager(replace(spec, parallelism=Parallelism())))
+    expected = train_eagerly(replace(spec, parallelism=Parallelism()))
     ranks = workers(2)
     for found in ranks.run(train_graphed, spec):
         assert found["kind"] == kinds(WARMUP)
@@ -177,7 +188,7 @@ def test_graphs_beside_the_exchange_of_tokens(scope: tuple[str, ...]) -> None:
 def test_a_whole_step_is_captured_behind_the_warm_up() -> None:
     """Capture it twice, since Megatron-Core keeps the graph in a class."""
     spec = spec_of(PADDED, graph("full_iteration"))
-    expected = train_megatron(eager(spec))
+    expected = train_eagerly(spec)
     for _ in range(2):
         found = train_graphed(spec)
         assert (found["capture_step"], found["kind"]) == (WARMUP, kinds(WARMUP))
@@ -247,7 +258,7 @@ def captured_optimizer(spec: RunSpec, **changes: Any) -> RunSpec:
 def test_the_optimizer_runs_from_a_graph_with_the_rate_of_each_step(changes: dict[str, Any]) -> None:
     """Twice, since Megatron-Core keeps the graph in a class. Its replays keep what numbers the host gave to the capture."""
     spec = captured_optimizer(spec_of(PADDED, graph("full_iteration")), learning_rate=0.1, clip_grad=0.5, **changes)
-    expected = train_megatron(eager(spec))
+    expected = train_eagerly(spec)
     for _ in range(2):
         found = train_graphed(spec)
         assert found["kind"] == kinds(WARMUP)
