@@ -19,8 +19,8 @@ from orchestrator.recipe.expand import parse_setting
 from orchestrator.rules import refusals
 
 _BETWEEN = re.compile(r"(?:, or|\. Or) ")
-_SETTING = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)*=(?:\[[^\]]*\]|[\w.]*\w)")
-_FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)*=|[a-z_]+(\.[a-z_]+)+ to ")
+_SETTING = re.compile(r"\b[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*=(?:\[[^\]]*\]|[\w.]*\w)")
+_FIELD = re.compile(r"[a-z_]+(\.[a-z0-9_]+)*=|[a-z_]+(\.[a-z0-9_]+)+ to ")
 
 
 def alternatives(fix: str) -> list[tuple[str, list[str]]]:
