@@ -80,6 +80,10 @@ class LayerCallables(MegatronCapture):
     def close(self) -> None:
         if self._helper.graphs_created():
             self._helper.delete_cuda_graphs()
+        for layer in self._helper.flattened_callables:
+            # 0.19.2 keeps there what the norm before the experts read in the last capture. With overlapped exchanges nothing
+            # removes it, and its autograd graph holds the model.
+            layer.mlp_norm_manager = None
         unset_num_microbatches_calculator()
         # Callables are in reference cycles, and their graphs hold communicators.
         gc.collect()
