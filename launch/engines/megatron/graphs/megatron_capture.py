@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import abstractmethod
 from typing import Any
 
@@ -37,7 +38,9 @@ class MegatronCapture(GraphedStep):
         try:
             loss = self.run_capture_step(batch)
         except AssertionError as error:
-            raise CaptureError(f"{label} refused to capture in step {self.capture_step}: {error}") from error
+            # Some of Megatron-Core's assertions have no text. Then the asserting line says more.
+            said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
+            raise CaptureError(f"{label} refused to capture in step {self.capture_step}: {said}") from error
         if not self.is_captured:
             raise CaptureError(f"{label} captured nothing in step {self.capture_step}")
         return StepOutput(loss)
