@@ -408,6 +408,16 @@ RULES: tuple[Rule, ...] = (
         releases=("0.16",),
     ),
     MegatronRule(
+        "megatron.local_pipeline", ("cuda_graph.impl", "parallelism.pp", "num_microbatches"),
+        "a local capture needs each rank's forward passes to end before its first backward pass, because all micro-batches of a "
+        "stage share the buffer of its rotary positions (observed; since Megatron-LM pull request 5975)",
+        lambda spec: spec.cuda_graph.impl == "local" and spec.parallelism.pp > 1 and spec.num_microbatches > 1,
+        fix=f"Set cuda_graph.impl=transformer_engine, or {WHOLE_STEP} and parallelism.batch_p2p_sync=false, or parallelism.pp=1, or "
+        "megatron_core=0.16 and cuda_graph.mend=[local_inputs].",
+        source="megatron-core 0.19.2 transformer/cuda_graphs.py:617, :1245; models/common/embeddings/rotary_pos_embedding.py:177",
+        releases=("0.19",),
+    ),
+    MegatronRule(
         "megatron.precision", ("training.precision", *GRAPH),
         "TECudaGraphHelper captures with bfloat16 inputs: an fp32 capture of attention fails, and an fp32 capture of later "
         "parts silently rounds their inputs (observed; with 0.19.2 it fails too)",

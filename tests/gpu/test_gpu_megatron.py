@@ -727,7 +727,14 @@ def train_rank(rank: int, specs: Sequence[RunSpec], folder: Path) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_ranks_replay_what_they_compute(name: str, tmp_path: Path) -> None:
     model, parallelism, graphs = LAYOUTS[name]
-    replayed_by_ranks([spec_of(model, graph, parallelism) for graph in (EAGER, EAGER, *graphs)], tmp_path)
+    specs = [spec_of(model, graph, parallelism) for graph in (EAGER, EAGER, *graphs)]
+    replayed_by_ranks([spec for spec in specs if is_captured(spec)], tmp_path)
+
+
+def is_captured(spec: RunSpec) -> bool:
+    """Return whether this release can capture ``spec``. tests/numerics/test_megatron_graphs.py tests that 0.19 cannot capture
+    local graphs of a pipeline."""
+    return "megatron.local_pipeline" not in {reason.rule for reason in unsupported(spec)}
 
 
 @pytest.mark.parametrize("name", ["two, pp2", "two, pp2, interleaved", "two, ep2, experts' exchange beside"])

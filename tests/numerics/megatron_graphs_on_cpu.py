@@ -258,6 +258,31 @@ def graphs_on_cpu(impl: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def buffers_of_local_graphs() -> Iterator[None]:
+    """Let Megatron-Core's own code make the graphs of layers inside :func:`graphs_on_cpu`, with its accounts of shared buffers.
+    Only replays are imitated then."""
+    from megatron.core.transformer import cuda_graphs
+
+    runner = cuda_graphs._CudaGraphRunner
+    own = {name: getattr(runner, name) for name in ("create_fwd_graph", "create_bwd_graph")}
+    pool = dict.fromkeys(("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool"), lambda *given: None)
+    with graphs_on_cpu("local"), ExitStack() as replaced:
+        replaced.enter_context(mock.patch.multiple(runner, **own))
+        replaced.enter_context(mock.patch.multiple(torch._C, create=True, **pool))
+        replaced.enter_context(mock.patch.object(torch.cuda, "current_device", lambda: "cpu"))
+        replaced.enter_context(mock.patch.object(cuda_graphs, "get_all_rng_states", dict))
+        replaced.enter_context(
+            mock.patch.multiple(cuda_graphs, fwd_buffer_reuse_ref_count=0, bwd_buffer_reuse_ref_count=0)
+        )
+        yield
+
+
+def train_with_own_local_graphs(spec: RunSpec) -> dict[str, Any]:
+    with buffers_of_local_graphs():
+        return train_megatron(spec)
+
+
 def train_graphed(spec: RunSpec) -> dict[str, Any]:
     """Return what :func:`train_megatron` returns, and the number of graphs left after the engine is closed."""
     with graphs_on_cpu(spec.cuda_graph.impl):

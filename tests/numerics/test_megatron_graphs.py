@@ -23,7 +23,7 @@ from orchestrator.rules import refusals
 from tests.distributed import RankError, workers
 from tests.megatron_release import RELEASE
 from tests.numerics.fused_gradients_on_cpu import gradients_fused
-from tests.numerics.megatron_graphs_on_cpu import train_graphed
+from tests.numerics.megatron_graphs_on_cpu import train_graphed, train_with_own_local_graphs
 from tests.numerics.megatron_on_cpu import cpu_as_cuda, train_megatron
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_spec
 
@@ -121,6 +121,24 @@ def test_each_micro_batch_in_a_pipeline_has_graphs_of_its_own(name: str) -> None
         assert stats.replays == stats.expected_replays == count * MICRO_BATCHES * (STEPS - 1 - settings.capture_step)
         assert stats.proven is (count > 0)
         assert found["left"] == 0
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_0_19_captures_no_local_graphs_of_a_pipelines_micro_batches(pp: int, micro_batches: int) -> None:
+    """The last stage's first backward pass comes before its second forward pass, which reads the same rotary positions. If this
+    test fails, remove the rule ``megatron.local_pipeline``, and let tests/gpu/test_gpu_megatron.py run these cells."""
+    spec = spec_of(replace(DENSE, vocab_size=32), graph("local"), Parallelism(pp=pp))
+    spec = replace(spec, training=replace(spec.training, global_batch_size=2 * micro_batches))
+    spec = replace(spec, engine="megatron", megatron_core=RELEASE)
+    refused = [rule.id for rule in megatron.RULES if rule.id == "megatron.local_pipeline" and rule.judge(spec)]
+    assert bool(refused) is (RELEASE == "0.19" and pp > 1 and micro_batches > 1)
+    if refused:
+        with pytest.raises(RankError, match="refused to capture in step 0: assert fwd_buffer_reuse_ref_count == 0"):
+            workers(pp).run(train_with_own_local_graphs, spec)
+    else:
+        for found in workers(pp).run(train_with_own_local_graphs, spec):
+            assert GraphStats(**found["graph_stats"]).graphs == 2 * (2 // pp) * (micro_batches if pp > 1 else 1)
 
 
 OVERLAPPED = Parallelism(dp=2, distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True)

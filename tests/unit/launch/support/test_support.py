@@ -21,6 +21,7 @@ from launch.contract.spec import (
 )
 from launch.support import SUPPORT, known_faults, megatron, unsupported
 from launch.support.rule import RELEASES, spell
+from orchestrator.plan.sound_fixes import keep_sound_fixes
 
 MOE = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
 SINKS = dataclasses.replace(MOE, attention_sinks=True, window_size=8)
@@ -285,6 +286,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "local_inputs": ({}, {"cuda_graph": CudaGraph("local")}),
     "precision": ({}, {"training": Training(), "cuda_graph": CudaGraph("transformer_engine", ("attn",))}),
     "yarn_positions": ({"rope_scaling": "yarn"}, {"cuda_graph": CudaGraph("transformer_engine", ("attn",))}),
+    "local_pipeline": ({}, {"megatron_core": "0.19", "parallelism": Parallelism(pp=2), "cuda_graph": CudaGraph("local")}),
     "batch_p2p_sync": ({}, {"parallelism": Parallelism(pp=2), "cuda_graph": CudaGraph("full_iteration")}),
     "recompute": ({}, {"training": dataclasses.replace(BF16, recompute="selective"), "cuda_graph": CudaGraph("transformer_engine")}),
     "recompute_norm": (vars(MOE), {"training": dataclasses.replace(BF16, recompute="selective", recompute_modules=("layernorm",)),
@@ -344,8 +346,26 @@ def test_a_refusal_names_the_releases_that_it_holds_for() -> None:
     assert (unsupported(later), known_faults(later)) == ((), ())
     mended = dataclasses.replace(later, cuda_graph=CudaGraph("local", mend=("local_inputs",)))
     assert rules_of(mended) == {"megatron.mend"}
-    (reason,) = unsupported(dataclasses.replace(later, parallelism=Parallelism(pp=2, schedule="gpipe")))
+    eager = dataclasses.replace(ON_GPU, megatron_core="0.19")
+    (reason,) = unsupported(dataclasses.replace(eager, parallelism=Parallelism(pp=2, schedule="gpipe")))
     assert reason.message.endswith("(megatron-core 0.16 and 0.19)")
+
+
+def test_local_graphs_of_a_pipeline_are_refused_from_0_19_on_and_each_fix_leads_to_a_cell_that_runs() -> None:
+    """Without a second micro-batch, or in 0.16, no backward pass comes between the forward passes that share a buffer."""
+    stages, virtual = Parallelism(pp=2), Parallelism(pp=2, vpp=2, schedule="interleaved")
+    for layout in (stages, virtual):
+        spec = dataclasses.replace(
+            ON_GPU, model=Model(num_layers=4), megatron_core="0.19", parallelism=layout, cuda_graph=CudaGraph("local"),
+            placement=Placement(device="cuda", ranks_per_node=2),
+        )  # fmt: skip
+        (reason,) = unsupported(spec)
+        assert reason.rule == "megatron.local_pipeline" and reason.message.endswith("(megatron-core 0.19, not 0.16)")
+        (sound,) = keep_sound_fixes(spec, (reason,))
+        for fix in ("impl=transformer_engine", "impl=full_iteration and cuda_graph.scope=[]", "mend=[local_inputs]"):
+            assert fix in sound.remedy
+    alone = dataclasses.replace(spec, parallelism=stages, training=dataclasses.replace(BF16, global_batch_size=1))
+    assert rules_of(alone) == rules_of(dataclasses.replace(spec, parallelism=Parallelism(dp=2))) == set()
 
 
 CAPTURES_ATTENTION = {

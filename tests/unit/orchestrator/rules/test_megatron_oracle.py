@@ -103,6 +103,7 @@ STRICTER = {
     "megatron.dropout": f"{DOOMED}: recomputation draws other masks",
     "megatron.hybrid": OURS,
     "megatron.local_inputs": f"{DOOMED}: a gradient (0.16)",
+    "megatron.local_pipeline": f"{DOOMED}: an assertion in the capture (0.19)",
     "megatron.moe_expert_capacity_factor": OURS,
     "megatron.moe_router_normalize_topk": "a different router than the recipe's, which Megatron-Core has no field for",
     "megatron.moe_shared_expert_ffn_hidden_size": f"{DOOMED}: asserted where the expert is built",
