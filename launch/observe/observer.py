@@ -45,9 +45,11 @@ class Observer:
         self.graphs = GraphCounter(spec)
         self._steps = TrainingSteps(self._rank, spec, self.graphs)
         self._graphed = spec.graphed
-        self._own_time = self._steps.own_time
         self._readings = Readings(self._cuda)
         self._backlog = Backlog()
+        self._own = 0.0
+        """The seconds that hooks have taken so far."""
+        self._end_optimizer, self._take = self._steps.end_optimizer, self._steps.take
         self._stepping: list[int] = []
         """The optimizers whose steps run now, by id. There may be several, because a container (torchtitan's) steps others."""
         self._within: dict[int, torch.optim.Optimizer] = {}
@@ -57,9 +59,8 @@ class Observer:
         self._known: Mapping[int, int] = {}
         """The identities by id of the optimizers at whose steps nothing is computed: all that are known, once steps are timed
         and the program shows its norm. Those that step within others are ``_WITHIN``."""
-        self._before_mark = self._in_group = 0
-        """The known optimizers that step before the last one of the current training step, and of each step. Their ends need
-        no mark on the GPU."""
+        self._last: int | None = None
+        """The identity of the last optimizer of each training step. The ends of others need no mark on the GPU."""
         self._steps_left = 0
         """The steps after which the backlog is due, because the last timed one ends."""
         self.reads = True
@@ -82,7 +83,7 @@ class Observer:
             self._leave_optimizer(optimizer)
         self._stepping.append(id(optimizer))
         self._begin_optimizer(optimizer, closure=_has_closure(arguments, named))
-        self._own_time.hooks += perf_counter() - begun
+        self._own += perf_counter() - begun
 
     def _begin_optimizer(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """Begin a step of a new optimizer, or of one whose gradients are needed: after a ``closure``, or now."""
@@ -100,18 +101,20 @@ class Observer:
         self, optimizer: torch.optim.Optimizer, arguments: Sequence[Any], named: Mapping[str, Any]
     ) -> None:
         begun = perf_counter()
-        known = self._known.get(id(optimizer))
+        known, graphs = self._known.get(id(optimizer)), self.graphs
         if known is None:
             self._end_new_optimizer(optimizer, arguments, named)
-        elif known != _WITHIN and not self.graphs.capturing:
-            if self._before_mark > 0:
-                self._before_mark -= 1
-                own = self._own_time.hooks
-                self._backlog.add(begun, self._steps.end_unmarked, known, self.graphs.replays, own, begun)
-            else:
-                self._before_mark = self._in_group
-                self._end(begun, self._steps.end_optimizer, known)
-        self._own_time.hooks += perf_counter() - begun
+        elif known != _WITHIN and not graphs.capturing:
+            mark = None
+            # This repeats what ``_end`` does, because each call of a function that is not in the caches takes about 2 us.
+            if known == self._last:
+                self._steps_left -= 1
+                mark = self._readings.record()
+            counts = (graphs.captures, graphs.replays, 0) if self._cuda else graphs.counts()
+            ended = counts, self._own, begun, mark
+            if self._backlog.add(begun, self._end_optimizer, known, ended) or self._steps_left <= 0:
+                self._catch_up()
+        self._own += perf_counter() - begun
 
     def _end_new_optimizer(
         self, optimizer: torch.optim.Optimizer, arguments: Sequence[Any], named: Mapping[str, Any]
@@ -121,7 +124,7 @@ class Observer:
         if is_outermost and not (self._steps.announced or self._is_idle()):
             if _has_closure(arguments, named):
                 self._say_gradients(optimizer)
-            self._end(perf_counter(), self._steps.end_optimizer, identity(optimizer))
+            self._end(perf_counter(), self._end_optimizer, identity(optimizer))
 
     def _leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Forget an optimizer's step and all steps within it."""
@@ -141,7 +144,7 @@ class Observer:
         if grad_norm is not None:
             self._add("grad_norm", "launch.observe.step", _whole("grad_norm", grad_norm))
         self._end(begun, self._steps.end)
-        self._own_time.hooks += perf_counter() - begun
+        self._own += perf_counter() - begun
 
     def before_capture(self) -> None:
         if self._rank.silent or self._rank.recorder is None or not self._rank.begun:
@@ -163,9 +166,9 @@ class Observer:
             if self._is_capturing():
                 return
             value = value.full_tensor()
-        if not self._is_idle():
+        if not (self.graphs.capturing if self._timed else self._is_idle()):
             self._add(metric, "the program's own functions", value, to_sum=to_sum)
-        self._own_time.hooks += perf_counter() - begun
+        self._own += perf_counter() - begun
 
     def say(self, source: Source, record: Mapping[Any, Any]) -> None:
         """Take what the program logged after a step, by its own names. Numbers are read now, because tensors may change."""
@@ -173,9 +176,9 @@ class Observer:
         said = columns_in(record)
         # During a capture there is no loss.
         is_metric = said.keys() & {"loss", "grad_norm"} and not self._is_idle()
-        if is_metric and self._backlog.add(begun, self._steps.take, source, said):
+        if is_metric and self._backlog.add(begun, self._take, source, said):
             self._catch_up()
-        self._own_time.hooks += perf_counter() - begun
+        self._own += perf_counter() - begun
 
     def say_scalar(self, source: Source, metric: Metric, value: Any, step: Any) -> None:
         """Take a single value that the program logged after a step, like :meth:`say` but quicker."""
@@ -186,16 +189,16 @@ class Observer:
             said = columns_in(said)
         # The first question is the whole one in timed steps, and quicker.
         idle = self.graphs.capturing if self._timed else self._is_idle()
-        if not idle and self._backlog.add(begun, self._steps.take, source, said):
+        if not idle and self._backlog.add(begun, self._take, source, said):
             self._catch_up()
-        self._own_time.hooks += perf_counter() - begun
+        self._own += perf_counter() - begun
 
     def read(self, text: str, rest: list[str]) -> None:
         """Read printed text after ``rest``, if no better source is known. ``rest`` becomes the incomplete last line."""
         begun = perf_counter()
         if not self._is_idle() and self._backlog.add(begun, self._steps.take_printed, text, rest):
             self._catch_up()
-        self._own_time.hooks += perf_counter() - begun
+        self._own += perf_counter() - begun
 
     def excepthook(self, then: ExceptHook) -> ExceptHook:
         """Return a hook that records an uncaught exception, then calls ``then``."""
@@ -218,9 +221,9 @@ class Observer:
 
     def _end(self, now: float, call: Callable[..., None], *arguments: Any) -> None:
         """Add a call that ends a step, and which also needs the moment."""
-        moment = self._readings.now(self.graphs.counts(), self._own_time.hooks, now)
+        ended = self.graphs.counts(), self._own, now, self._readings.record()
         self._steps_left -= 1
-        if self._backlog.add(now, call, *arguments, moment) or self._steps_left <= 0:
+        if self._backlog.add(now, call, *arguments, ended) or self._steps_left <= 0:
             self._catch_up()
 
     def _add(self, metric: Metric, source: Source, value: Any, *, to_sum: bool = False) -> None:
@@ -236,7 +239,9 @@ class Observer:
         if not self._steps.shows_norm:
             begun = perf_counter()
             norm = self._steps.optimizers.norm()
-            self._own_time.end_norm(perf_counter() - begun, timed=self._timed)
+            seconds = perf_counter() - begun
+            self._own -= seconds
+            self._steps.own_time.end_norm(seconds, timed=self._timed)
             if norm is not None:
                 self._add("grad_norm", "computed by the observer", norm)
 
@@ -248,8 +253,7 @@ class Observer:
         self._steps_left = steps.left
         self._backlog.may_wait = self._timed and steps.left > 0
         self._known = self._identities() if self._timed and steps.shows_norm and not self._stepping else {}
-        if self._cuda and self._known:
-            self._before_mark, self._in_group = steps.groups.missing - 1, steps.groups.size - 1
+        self._last = steps.groups.last
         self.reads = steps.wants_text
 
     def _identities(self) -> Mapping[int, int]:

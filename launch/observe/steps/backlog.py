@@ -23,6 +23,8 @@ MOST = 256
 class Backlog:
     """Calls that wait, if they may."""
 
+    __slots__ = ("_calls", "_due", "_lock", "may_wait")
+
     def __init__(self) -> None:
         self.may_wait = False
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()

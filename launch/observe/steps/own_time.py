@@ -7,23 +7,24 @@ from statistics import mean, median
 
 
 class OwnTime:
-    """Counts the observer's own time, in seconds. ``hooks`` is that of its hooks so far."""
+    """Collects the observer's own time, in seconds."""
 
     def __init__(self) -> None:
-        self.hooks = 0.0
         self._last = 0.0
         self._steps: list[float] = []
         self._norms: list[float] = []
 
     def end_step(self, hooks: float, *, timed: bool) -> None:
-        """End a step after ``hooks`` seconds. In steps that are not timed, gradients are sketched and files are made."""
+        """End a step. All hooks so far took ``hooks`` seconds.
+
+        In steps that are not timed, gradients are sketched and files are made.
+        """
         if timed:
             self._steps.append(hooks - self._last)
         self._last = hooks
 
     def end_norm(self, seconds: float, *, timed: bool) -> None:
         """Count a gradient norm, which a hook has computed, by itself."""
-        self.hooks -= seconds
         if timed:
             self._norms.append(seconds)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,15 +23,15 @@ PINNED = 512
 class Mark:
     """A place in a stream. It remembers that the GPU has passed it, since each question to CUDA costs time."""
 
-    def __init__(self, stream: torch.cuda.Stream, free: list[torch.cuda.Event]) -> None:
-        """Set a mark in ``stream``, by an event of ``free`` if there is one. All events of ``free`` are of the stream's device."""
-        try:
-            self._event = free.pop()
-        except IndexError:
-            self._event = torch.cuda.Event(enable_timing=True)
+    def __init__(
+        self, event: torch.cuda.Event, free: list[torch.cuda.Event], stream: torch.cuda.Stream, begun: Sequence[Copy]
+    ) -> None:
+        """Take ``event``, recorded in ``stream``, for the end of the copies ``begun`` before. It returns to ``free``."""
+        self._event = event
         self._free = free
         self._passed = False
-        self._event.record(stream)
+        for copy in begun:
+            copy.end_before(self, stream)
 
     def ready(self) -> bool:
         self._passed = self._passed or bool(self._event.query())
@@ -55,11 +55,11 @@ class Moment:
     ``own_seconds`` is the observer's own time so far.
     """
 
-    def __init__(self, counts: Counts, own_seconds: float, seconds: float, mark: Mark | None = None) -> None:
+    def __init__(self, counts: Counts, own_seconds: float, seconds: float, mark: Recorded | None = None) -> None:
         self.counts = counts
         self.own_seconds = own_seconds
         self._seconds = seconds
-        self._mark = mark
+        self._mark = None if mark is None else Mark(*mark)
 
     def ready(self) -> bool:
         return self._mark is None or self._mark.ready()
@@ -92,17 +92,29 @@ class Copy:
     def end_before(self, mark: Mark, stream: torch.cuda.Stream) -> None:
         """Take ``mark``, a later one in ``stream``, for the end of the copy. If the copy is in another stream, set a mark
         there."""
-        self._after = mark if self._stream == stream else Mark(self._stream, [])
+        if self._stream != stream:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(self._stream)
+            mark = Mark(event, [], self._stream, ())
+        self._after = mark
 
     def ready(self) -> bool:
         return bool(self._after.ready() if self._after else self._stream.query())
 
     def read(self) -> float:
-        """Wait for the number and return it, once. From then on, another one may take its place."""
+        """Wait for the number and return it, once. From then on, another one may take its place, unless a mark after this
+        one still comes."""
         (self._after.wait if self._after else self._stream.synchronize)()
         number = float(self._host.item())
-        self._free.append(self)
+        if self._after:
+            self._free.append(self)
         return number
+
+
+Recorded = tuple[torch.cuda.Event, list[torch.cuda.Event], torch.cuda.Stream, Sequence[Copy]]
+"""What a :class:`Mark` is made of. A hook only records the event."""
+Ended = tuple[Counts, float, float, Recorded | None]
+"""What a :class:`Moment` is made of."""
 
 
 class Readings:
@@ -122,17 +134,19 @@ class Readings:
         self._stream: torch.cuda.Stream
         """The stream with this handle."""
 
-    def now(self, counts: Counts, own_seconds: float, seconds: float) -> Moment:
-        return Moment(counts, own_seconds, seconds, self._set_mark() if self._cuda else None)
-
-    def _set_mark(self) -> Mark:
+    def record(self) -> Recorded | None:
+        """Record an event in the current stream of a GPU. Return it as :class:`Mark` takes it."""
+        if not self._cuda:
+            return None
         # Take the copies first: another thread may begin one after the mark.
         begun, self._begun = self._begun, []
-        stream = self._current_stream()
-        mark = Mark(stream, self._free)
-        for copy in begun:
-            copy.end_before(mark, stream)
-        return mark
+        stream, free = self._current_stream(), self._free
+        try:
+            event = free.pop()
+        except IndexError:
+            event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event, free, stream, begun
 
     def _current_stream(self) -> torch.cuda.Stream:
         """Return the current stream of the device of marks. PyTorch makes another object of it at each question, so ask only if
@@ -166,8 +180,8 @@ class Readings:
             stream = torch.cuda.current_stream(one.device)
         copy.begin(one.reshape(()) if one.dim() else one, stream)
         self._begun.append(copy)
-        if len(self._begun) == MOST_BEGUN:
-            self._set_mark()
+        if len(self._begun) == MOST_BEGUN and (mark := self.record()):
+            Mark(*mark)
         return copy
 
 

@@ -9,11 +9,15 @@ class StepGroups:
     def __init__(self) -> None:
         self._members: set[int] = set()
         self._open: set[int] = set()
+        self.last: int | None = None
+        """The optimizer with which the last training step ended."""
+        self._latest: int | None = None
 
     def stepped(self, optimizer: int) -> tuple[bool, bool]:
         """Take one optimizer's step. Return whether a training step had ended before it, and whether one ends with it."""
-        late = optimizer in self._open
+        late, before, self._latest = optimizer in self._open, self._latest, optimizer
         if late:
+            self.last = before
             self._members |= self._open
             self._open.clear()
         elif self._members and not self._open and optimizer not in self._members:
@@ -24,17 +28,8 @@ class StepGroups:
         ends = bool(self._members) and self._open >= self._members
         if ends:
             self._open.clear()
+            self.last = optimizer
         return late, ends
-
-    @property
-    def size(self) -> int:
-        """Return the number of known optimizers of a step."""
-        return len(self._members)
-
-    @property
-    def missing(self) -> int:
-        """Return the number of known optimizers whose steps end the current training step."""
-        return len(self._members - self._open)
 
     @property
     def first_may_have_ended(self) -> bool:

@@ -17,7 +17,7 @@ from launch.observe.rank import Rank
 from launch.observe.steps.metric_log import Later, Metric, Source, columns_in_line, split_lines
 from launch.observe.steps.own_time import OwnTime
 from launch.observe.steps.phase_tracker import PhaseTracker
-from launch.observe.steps.readings import Moment
+from launch.observe.steps.readings import Ended, Moment
 from launch.observe.steps.step_groups import StepGroups
 from launch.observe.steps.step_lines import StepLines
 from launch.train.telemetry.event_log import Recorder
@@ -106,7 +106,8 @@ class TrainingSteps:
                 f"the program prints {' and '.join(log.contradictions.values())}: call launch.observe.step(loss=..., "
                 "grad_norm=...) at the end of each step"
             )
-        self.write()
+        if not (self.timed and self.left > 0):
+            self.write()
 
     def take_printed(self, text: str, rest: list[str]) -> None:
         """Take printed text after ``rest``, which becomes the incomplete last line."""
@@ -132,24 +133,19 @@ class TrainingSteps:
 
     # --- ends of steps -----------------------------------------------------------------------------------------------
 
-    def end_optimizer(self, optimizer: int, moment: Moment) -> None:
+    def end_optimizer(self, optimizer: int, ended: Ended) -> None:
         """End an optimizer's step, and the training step that ends with it or before it."""
         late, ends = self.groups.stepped(optimizer)
         if late and self._moment is not None:
-            self.end(self._moment)
-        self._moment = moment
+            self._end(self._moment)
+        self._moment = Moment(*ended)
         if ends:
-            self.end(moment)
+            self._end(self._moment)
 
-    def end_unmarked(self, optimizer: int, replays: int, own_seconds: float, seconds: float) -> None:
-        """End an optimizer's step without a mark on the GPU, because another optimizer usually ends the training step.
+    def end(self, ended: Ended) -> None:
+        self._end(Moment(*ended))
 
-        If the training step ends with this one, ``seconds`` of the host's clock time it. What waits is processed before each
-        capture, so the number of captures has not changed since.
-        """
-        self.end_optimizer(optimizer, Moment((self._graphs.captures, replays, 0), own_seconds, seconds))
-
-    def end(self, moment: Moment) -> None:
+    def _end(self, moment: Moment) -> None:
         recorder, spec, phases = self._rank.recorder, self._spec, self.phases
         if recorder is None or self._rank.done:
             return
@@ -204,7 +200,7 @@ class TrainingSteps:
             ProgramError: steps or their metrics are missing.
         """
         if self.groups.first_may_have_ended and self._moment is not None and not self.announced:
-            self.end(self._moment)
+            self._end(self._moment)
         self.write(at_end=True)
         if not self._rank.done and self.lines.is_writer:
             raise ProgramError(self.lines.why_incomplete(self._graphs.replays))

@@ -158,11 +158,11 @@ def test_nothing_is_taken_for_another_step_after_an_interrupted_call(error: Base
 def test_the_own_time_of_timed_steps_is_told() -> None:
     own = OwnTime()
     assert own.describe() == ""
+    hooks = 0.0
     for step in range(5):
-        own.hooks += 1.0 if step < 2 else 10e-6 * step
-        own.end_step(own.hooks, timed=step >= 2)
+        hooks += 1.0 if step < 2 else 10e-6 * step
+        own.end_step(hooks, timed=step >= 2)
     assert own.describe() == "the observer took 30 us (median; mean 30 us) per step"
-    own.hooks += 5e-6
     own.end_norm(5e-6, timed=True)
     assert own.describe().endswith(
         "per step, and 5 us (median; mean 5 us) for a gradient norm, which the program does not show"

@@ -27,6 +27,14 @@ def test_optimizers_that_step_in_turn_make_one_step(optimizers: str, ended: int)
     assert sum(late + now for late, now in found) == ended
 
 
+@pytest.mark.parametrize(("optimizers", "last"), [("aaa", "a"), ("ababab", "b"), ("ababaab", "b"), ("ababaaaa", "a")])
+def test_the_last_optimizer_of_a_step_is_known_also_if_others_stop(optimizers: str, last: str) -> None:
+    groups = StepGroups()
+    for name in optimizers:
+        groups.stepped(ord(name))
+    assert groups.last == ord(last)
+
+
 @pytest.mark.parametrize(
     ("graphed", "captures", "phases", "recaptures"),
     [
