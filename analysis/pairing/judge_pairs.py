@@ -11,21 +11,23 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
 from analysis.pairing.eager_baseline import EagerBaseline, MissingRun
 from analysis.pairing.flaky_attempts import OtherAttempt, comparable_attempts, deviations, has_other_bits
 from analysis.pairing.logged_runs import judge_logs
-from analysis.pairing.pair import Pair
-from analysis.pairing.parameter_updates import both_update
-from analysis.records.run import Digests
+from analysis.pairing.pair import Pair, margins_for
+from analysis.pairing.parameter_updates import both_update, describe_unequal_ends
+from analysis.records.run import Attempt, Digests, attempts_of
 from analysis.records.steps import Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS
-from analysis.verdict.curve_evidence import CurveEvidence, measure_differences
+from analysis.verdict.curve_evidence import CurveEvidence, bitwise_prefix, measure_differences
 from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.verdict import Verdict, worst
 from launch.contract.plan import Margins
+from launch.contract.spec import RunSpec
 
 _HOW_OFTEN = "correct this first; more repeats in a sweep of its own show how often it happens"
 
@@ -68,18 +70,26 @@ class _OtherAttempts:
 
 
 def judge_pairs(
-    pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins, looks: int = 1
+    pairs: Sequence[Pair],
+    baseline: EagerBaseline,
+    spec: RunSpec,
+    margins: Margins,
+    looks: int = 1,
+    elsewhere: Mapping[str, Attempt] = MappingProxyType({}),
 ) -> tuple[tuple[Verdict, ...], Verdict | None]:
     """Return the verdict on each pair, and the worst one as the verdict on the cell (None for a cell without pairs).
 
-    ``margins`` come from ``margins_for`` with the cell's spec. ``looks`` is the number of looks that share the error.
+    ``spec`` and ``margins`` are those of the cell and its plan. ``looks`` is the number of looks that share the error.
+    ``elsewhere`` has the runs of the workload's other graphed cells, by their names in sentences.
     """
+    margins = margins_for(spec, margins)
     if any(pair.made_elsewhere for pair in pairs):
         return judge_logs(pairs, baseline, margins)
     groups: dict[Digests, _Group] = {}
     for digests in dict.fromkeys(pair.attempts[1].digests for pair in pairs if pair.comparable):
         group = [pair for pair in pairs if pair.comparable and pair.attempts[1].digests == digests]
-        groups[digests] = _judge_group(group, baseline, margins, looks)
+        judged_as = _judge_group(group, baseline, margins, looks, _describe_ends(group, baseline, spec))
+        groups[digests] = _name_equal_runs(judged_as, group, elsewhere)
     judged = [(pair, *_judge_pair(pair, groups)) for pair in pairs]
     alone = [_name_repeat(pair, own) for pair, own, _ in judged if own]
     together = [
@@ -115,12 +125,41 @@ def _name_repeat(pair: Pair, verdict: Verdict) -> Verdict:
     return replace(verdict, reason=f"repeat {pair.repeat}: {verdict.reason}") if verdict.reason else verdict
 
 
-def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins, looks: int) -> _Group:
+def _describe_ends(pairs: Sequence[Pair], baseline: EagerBaseline, spec: RunSpec) -> str:
+    # With this overlap, parameters of other ranks arrive in the next forward pass.
+    if spec.parallelism.overlap_param_gather:
+        return ""
+    graphed = [pair.attempts[1] for pair in pairs]
+    others = (one for one in attempts_of(baseline.runs) if one.digests == graphed[0].digests)
+    return describe_unequal_ends([*(pair.attempts[0] for pair in pairs), *others], graphed)
+
+
+def _name_equal_runs(group: _Group, pairs: Sequence[Pair], elsewhere: Mapping[str, Attempt]) -> _Group:
+    """Name a run of another cell that a graphed run equals bit for bit, although it differs from all eager runs."""
+    if group.verdict.verdict not in ("DIVERGED", "INCONCLUSIVE"):
+        return group
+    window, eager = slice(_first_compared(pairs), None), tuple(group.eager.values())
+    for pair in pairs:
+        own = pair.attempts[1]
+        steps = len(own.steps.take(window))
+        if bitwise_prefix(eager, [own.steps], window, METRICS) == steps:
+            continue
+        for name, other in elsewhere.items():
+            alike = other.digests == own.digests and np.array_equal(other.steps.step, own.steps.step)
+            if alike and bitwise_prefix([other.steps], [own.steps], window, METRICS) == steps:
+                reason = f"{group.verdict.reason}; graphed repeat {pair.repeat} equals {name} bit for bit, so both may have one cause"
+                return replace(group, verdict=replace(group.verdict, reason=reason))
+    return group
+
+
+def _judge_group(
+    pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins, looks: int, unrepeatable: str
+) -> _Group:
     """Judge comparable ``pairs`` with the same digests together."""
     digests = pairs[0].attempts[1].digests
     eager, perturbed = _eager_curves(pairs, baseline.repeats.get(digests, {})), baseline.perturbed.get(digests)
     others = _other_attempts(pairs, baseline, tuple(eager.values()), margins)
-    verdict = _judge_together(eager, pairs, margins, others, perturbed, looks)
+    verdict = _judge_together(eager, pairs, margins, others, perturbed, looks, unrepeatable)
     if verdict.noisy:
         # Noise does not explain a flaky attempt, and step checks cover only the attempts that count.
         flaky = (text for pair in pairs for text in pair.flaky_attempts.values())
@@ -219,6 +258,7 @@ def _judge_together(
     others: _OtherAttempts,
     perturbed: Steps | None,
     looks: int,
+    unrepeatable: str,
 ) -> Verdict:
     """Judge the curves of ``pairs``. If all are equal bit for bit, also judge them together with the unequal ``others``.
 
@@ -227,7 +267,7 @@ def _judge_together(
     graphed = {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
     expected = np.arange(max(map(len, graphed.values())))
     first, learnt = _first_compared(pairs), all(both_update(*pair.attempts) for pair in pairs)
-    judge = partial(judge_curves, margins=margins, learnt=learnt, looks=looks)
+    judge = partial(judge_curves, margins=margins, learnt=learnt, looks=looks, unrepeatable=unrepeatable)
     verdict = judge(eager, graphed, expected, first, perturbed=perturbed)
     if verdict.passes and others.deviating:
         return _not_reproducible(others.deviating, verdict.evidence)

@@ -73,6 +73,22 @@ def check_end(exact: Verdict | None, eager: Attempt, graphed: Attempt, repeats: 
     return Verdict("INCONCLUSIVE", reason, _CAPTURE, exact.evidence)
 
 
+def describe_unequal_ends(eager: Sequence[Attempt], graphed: Sequence[Attempt]) -> str:
+    """Describe repeats of one side that end with different parameters on some rank; return "" if none do."""
+    if _end_apart(eager):
+        return "eager repeats end with different parameters, so a kernel is not deterministic, and may cause this"
+    if _end_apart(graphed):
+        return (
+            "graphed repeats end with different parameters, so either a kernel is not deterministic, or the graph races"
+        )
+    return ""
+
+
+def _end_apart(repeats: Sequence[Attempt]) -> bool:
+    ends = {(rank, last) for one in repeats for rank, (_, last) in one.parameters.items()}
+    return len(ends) > len({rank for rank, _ in ends})
+
+
 def both_update(eager: Attempt, graphed: Attempt) -> bool:
     """Return whether both runs are known to change parameters after the capture, and the same code updates them.
 

@@ -72,7 +72,7 @@ def _cell(cell: Cell, records: Records, baseline: EagerBaseline | None) -> CellE
         return CellEvidence(CellResult(cell, ()))
     runs, margins = records.runs[cell.cell_id], records.plan.margins
     if cell.graphed:
-        return _graphed_cell(cell, runs, baseline or EagerBaseline((), {}), margins, records.plan.looks)
+        return _graphed_cell(cell, runs, baseline or EagerBaseline((), {}), records)
     return _eager_cell(cell, runs, baseline, margins)
 
 
@@ -95,12 +95,10 @@ def _eager_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline | Non
     return CellEvidence(result)
 
 
-def _graphed_cell(
-    cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline, margins: Margins, looks: tuple[int, ...]
-) -> CellEvidence:
-    spec, attempts = cell.run_spec, attempts_of(runs)
+def _graphed_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline, records: Records) -> CellEvidence:
+    spec, attempts, margins, looks = cell.run_spec, attempts_of(runs), records.plan.margins, records.plan.looks
     collected = _pool_speeds([collect_pair(run, baseline, spec, margins) for run in runs])
-    verdicts, verdict = judge_pairs(collected, baseline, margins_for(spec, margins), max(1, len(looks)))
+    verdicts, verdict = judge_pairs(collected, baseline, spec, margins, max(1, len(looks)), _elsewhere(cell, records))
     pairs = tuple(PairResult(**vars(pair), verdict=own) for pair, own in zip(collected, verdicts, strict=True))
     compared = [
         (pair.eager.attempt, pair.graphed.attempt)
@@ -125,6 +123,21 @@ def _graphed_cell(
         looks,
     )
     return CellEvidence(result, throttle_bounds(pairs, ranks), (bound.doubt or bound.eager_doubt) if bound else "")
+
+
+def _elsewhere(cell: Cell, records: Records) -> dict[str, Attempt]:
+    """Return the runs of the other graphed cells of the workload, by names such as "repeat 1 of full_iteration"."""
+    others = (
+        other
+        for other in records.plan.cells
+        if other.graphed and other.state == "run" and other.workload_id == cell.workload_id and other is not cell
+    )
+    return {
+        f"repeat {run.repeat} of {other.run_spec.cuda_graph.label}": run.attempt
+        for other in others
+        for run in records.runs[other.cell_id]
+        if run.attempt
+    }
 
 
 def _phase_seconds(runs: Sequence[Run]) -> dict[Phase, float]:

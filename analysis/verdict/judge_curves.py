@@ -86,20 +86,21 @@ def judge_curves(
     *,
     learnt: bool = False,
     looks: int = 1,
+    unrepeatable: str = "",
 ) -> Verdict:
     """Judge all graphed runs of one configuration against all eager runs of its workload, by the whole ladder.
 
     A complete ``perturbed`` eager run shows how far harmless differences grow, and counts for the noise floor.
     The window starts at ``expected[first]``. ``expected`` has shape (steps,). ``learnt`` is whether all runs are known to
     change their parameters. Otherwise the eager loss must show it. ``looks`` looks, at growing numbers of runs, share the
-    error.
+    error. ``unrepeatable`` is what other records than curves say against repeatable runs.
     """
     found = _begin(eager, graphed, expected, first, metrics, perturbed)
     if isinstance(found, Verdict):
         return found
     samples = tuple(found.samples[metric] for metric in metrics)
     evidence = replace(found.evidence, tested=_tested(found, samples, margins, looks))
-    window = ComparisonWindow(eager, graphed, expected, first, margins, samples, evidence, learnt, looks)
+    window = ComparisonWindow(eager, graphed, expected, first, margins, samples, evidence, learnt, looks, unrepeatable)
     verdict = (
         diverged(window)
         or missing_floor(window)

@@ -15,11 +15,12 @@ from analysis.statistics.random_walk import fall_of
 from analysis.verdict.completeness import Curves
 from analysis.verdict.curve_difference import METRIC_NAMES, Deviation, Sample, format_unequal
 from analysis.verdict.curve_evidence import CurveEvidence, MetricTests, bitwise_prefix
-from analysis.verdict.divergence import LASTING, SURE, SURE_ALONE, exceeds_margin_surely
+from analysis.verdict.divergence import LASTING, SURE, SURE_ALONE, exceeds_margin_surely, is_certain_to_the_bit
 from analysis.verdict.equivalence_test import ALPHA
 from analysis.verdict.noise import NoiseFloor, noise_scale
 from analysis.verdict.step_test import find_hidden, spike_limit
 from analysis.verdict.verdict import REPEAT, Verdict
+from launch.common.text import listed
 from launch.contract.plan import MINIMUM_STEPS, Margins
 
 SMALLER = "capture a smaller scope until the curves agree, and look at the first step that differs"
@@ -31,6 +32,10 @@ _REPRODUCE = (
 _NOT_DETERMINISTIC = (
     "find the nondeterministic operation of the eager run (see the notes of its runs), or judge by margins "
     "(training.deterministic: false)"
+)
+_JUDGE_STEPS = (
+    "judge single steps instead of bits (training.deterministic: false, step_checks: 5), or add repeats: an eager run that differs "
+    "too shows that graphs are not the cause"
 )
 _SEPARATE = (
     "remove the noise by deterministic mode (training.deterministic: true), judge single steps despite it (step_checks: 5), or "
@@ -66,6 +71,8 @@ class ComparisonWindow:
     learnt: bool
     looks: int = 1
     """How often the runs may be judged before the bundle ends. The looks share the error."""
+    unrepeatable: str = ""
+    """What other records than curves say against repeatable runs; empty if nothing."""
 
 
 def diverged(window: ComparisonWindow) -> Verdict | None:
@@ -79,7 +86,49 @@ def diverged(window: ComparisonWindow) -> Verdict | None:
         places = exceeds_margin_surely(sample, window.margins.of(metric), floor.of(metric), means.get(metric))
         if places.any():
             deviations.append((int(np.argmax(places)), sample))
-    return _diverged(window, *min(deviations, key=lambda item: item[0])) if deviations else None
+    if not deviations:
+        return None
+    found = _diverged(window, *min(deviations, key=lambda item: item[0]))
+    if any(window.margins.of(metric) > 0 for metric in _metrics(window)):
+        return found
+    starts = [_equal_steps(window, tuple(window.eager.values()), [one]) for one in window.graphed.values()]
+    if is_certain_to_the_bit(window.samples, starts, repeatable=_is_repeatable(window)):
+        return found
+    # Where eager runs differ, the next rung says so.
+    return _unproven(window, found, starts) if _eager_agree(window) else None
+
+
+def _equal_steps(window: ComparisonWindow, some: Sequence[Steps], others: Sequence[Steps]) -> int:
+    """Count the leading compared steps at which each of ``others`` equals one of ``some`` bit for bit."""
+    return bitwise_prefix(some, others, slice(window.first, None), _metrics(window))
+
+
+def _eager_agree(window: ComparisonWindow) -> bool:
+    return window.evidence.eager_prefix == window.evidence.steps
+
+
+def _is_repeatable(window: ComparisonWindow) -> bool:
+    """Return whether eager runs equal each other bit for bit, and several graphed runs do too."""
+    graphed = tuple(window.graphed.values())
+    alike = len(graphed) > 1 and _equal_steps(window, graphed[:1], graphed) == window.evidence.steps
+    return alike and _eager_agree(window) and not window.unrepeatable
+
+
+def _unproven(window: ComparisonWindow, found: Verdict, starts: Sequence[int]) -> Verdict:
+    """Return INCONCLUSIVE instead of ``found``, with what was seen. ``starts`` is where each graphed run leaves eager."""
+    graphed, all_steps = window.graphed, window.evidence.steps
+    equal = [name for name, at in zip(graphed, starts, strict=True) if at == all_steps]
+    other = [name for name in graphed if name not in equal]
+    cause = f"either a kernel is not deterministic, or the graph {'races' if equal else 'computes something else'}"
+    if equal:
+        seen = f"{listed(equal)} equal{'s' * (len(equal) == 1)} eager bit for bit, unlike {listed(other)}"
+    elif len(other) == 1:
+        seen = "the only graphed run differs from eager, at first as little as rounding does"
+    else:
+        alike = _equal_steps(window, [graphed[other[0]]], list(graphed.values())) == all_steps
+        seen = f"all graphed repeats differ from eager, {'in the same way' if alike else 'and from each other'}"
+    reason = f"{seen} ({found.reason}): {window.unrepeatable or cause}"
+    return Verdict("INCONCLUSIVE", reason, _JUDGE_STEPS, window.evidence)
 
 
 def _diverged(window: ComparisonWindow, place: int, sample: Sample) -> Verdict:
@@ -101,13 +150,13 @@ def _inconclusive(window: ComparisonWindow, reason: str, fix: str, *, noisy: boo
 
 def _of_several(window: ComparisonWindow) -> str:
     """Name the eager runs that graphed runs equal bit for bit, if eager runs differ; return "" if there are none."""
-    if window.evidence.eager_prefix == window.evidence.steps:
+    if _eager_agree(window):
         return ""
     equal = [
         f"{name} equals {other} bit for bit"
         for name, graphed in window.graphed.items()
         for other, eager in window.eager.items()
-        if bitwise_prefix([eager], [graphed], slice(window.first, None), _metrics(window)) == window.evidence.steps
+        if _equal_steps(window, [eager], [graphed]) == window.evidence.steps
     ]
     return f" ({', '.join(equal)}, but eager repeats differ)" if equal else ""
 

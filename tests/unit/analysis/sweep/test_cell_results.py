@@ -254,6 +254,48 @@ def test_deterministic_mode_asks_for_equality_to_the_bit(tmp_path: Path) -> None
     assert same.verdict is not None and same.verdict.verdict == "BITWISE"
 
 
+def forked(which: Callable[[RunSpec], bool], ends_apart: bool = False) -> Edit:
+    """Return an edit that changes the runs ``which`` alike from step 60 on, and with ``ends_apart`` an eager run's last update."""
+
+    def edit(run: AttemptRecord) -> None:
+        for step in run.metrics[60:] if run.spec.graphed and which(run.spec) else ():
+            step["loss"] += 1e-6
+        if ends_apart and not run.spec.graphed and run.spec.repeat == 1:
+            run.events[0] = [
+                {**event, "digest": "other"} if event.get("digest") == "last" else event for event in run.events[0]
+            ]
+
+    return edit
+
+
+def forked_cells(root: Path, edit: Edit) -> list[CellResult]:
+    sweep = write_sweep(
+        root, impls=("torch", "full_iteration"), device="cuda", repeats=3, deterministic=True, edit=edit
+    )
+    return [result for result in compare_cells(load(sweep)) if result.cell.graphed]
+
+
+def test_a_fork_that_only_some_graphed_repeats_take_accuses_no_graph(tmp_path: Path) -> None:
+    """Three eager runs of a kernel that is not deterministic may be equal by luck."""
+    cells = forked_cells(tmp_path, forked(lambda spec: spec.repeat != (2 if spec.cuda_graph.impl == "torch" else 0)))
+    for cell, equal, other in zip(cells, (2, 0), ("repeat 1 of full_iteration", "repeat 0 of torch"), strict=True):
+        assert cell.verdict is not None and cell.verdict.verdict == "INCONCLUSIVE"
+        assert cell.verdict.reason.startswith(f"graphed repeat {equal} equals eager bit for bit, unlike graphed repeat")
+        assert f"equals {other} bit for bit, so both may have one cause" in cell.verdict.reason
+        words = {pair.repeat: pair.verdict.verdict for pair in cell.pairs}
+        assert words == {repeat: "BITWISE" if repeat == equal else "INCONCLUSIVE" for repeat in range(3)}
+
+
+def test_eager_runs_that_end_with_different_parameters_are_not_deterministic(tmp_path: Path) -> None:
+    """Their curves may be equal all the same."""
+    same, apart = (
+        forked_cells(tmp_path / str(a), forked(lambda _: True, ends_apart=a))[0].verdict for a in (False, True)
+    )
+    assert same is not None and same.verdict == "DIVERGED" and "repeat 0 of full_iteration" in same.reason
+    assert apart is not None and apart.verdict == "INCONCLUSIVE"
+    assert "eager repeats end with different parameters, so a kernel is not deterministic" in apart.reason
+
+
 def test_one_nan_in_one_repeat_of_the_graphed_cell_diverges(tmp_path: Path) -> None:
     def nan(run: AttemptRecord) -> None:
         if run.spec.graphed and run.spec.repeat == 1:

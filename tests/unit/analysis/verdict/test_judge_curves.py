@@ -240,7 +240,85 @@ def test_deterministic_runs_that_are_not_are_said_to_be_so() -> None:
     found = verdict(moved(curve(graphed=True), 50, loss=1e-6), *eager, margins=nothing)
     assert found.verdict == "INCONCLUSIVE"
     assert "nondeterministic operation" in found.fix
-    assert verdict(moved(curve(graphed=True), 50, loss=1e-6), margins=nothing).verdict == "DIVERGED"
+
+
+TO_THE_BIT = Margins(loss=0.0, grad_norm=0.0)
+_LOSSES = [6.9, 6.8, 6.7, 6.6, 7.60333729, 6.05122614, 6.17499018, 5.98097754, 6.26958513, 3.65224671]
+_FORKED = [*_LOSSES[:6], 6.17465448, 5.98016882, 6.26985550, 3.65295172]
+CURVES = {
+    name: curve(len(losses), loss=np.array(losses))
+    for name, losses in (("usual", _LOSSES), ("forked", _FORKED), ("forked twice", [*_FORKED[:-1], 3.65281510]))
+}
+"""GPT-OSS on an H200, whose deterministic eager runs have a kernel that adds in a varying order: its first compared steps and its
+last. Eager and graphed runs alike take one of these curves."""
+USUAL, FORKED, FORKED_TWICE = CURVES.values()
+ANY_CURVE = st.sampled_from(sorted(CURVES))
+
+
+def to_the_bit(graphed: Sequence[Steps], eager: Sequence[Steps] = (USUAL,) * 3, unrepeatable: str = "") -> Verdict:
+    before, after = (
+        {f"{side} {repeat}": steps for repeat, steps in enumerate(curves)}
+        for side, curves in (("eager", eager), ("graphed", graphed))
+    )
+    steps = np.arange(len(USUAL))
+    return judge_curves(before, after, steps, CAPTURE + 1, TO_THE_BIT, unrepeatable=unrepeatable)
+
+
+@given(
+    graphed=st.lists(ANY_CURVE, min_size=2, max_size=6).filter(lambda names: "usual" in names and len({*names}) > 1),
+    eager=st.integers(2, 4),
+)
+def test_graphed_repeats_that_disagree_prove_nothing_where_one_equals_eager(graphed: list[str], eager: int) -> None:
+    found = to_the_bit([CURVES[name] for name in graphed], (USUAL,) * eager)
+    assert (found.verdict, found.noisy) == ("INCONCLUSIVE", False), "clean step checks do not excuse it either"
+    assert f"graphed {graphed.index('usual')}" in found.reason.split(" bit for bit, unlike ")[0]
+    assert "first at step 6" in found.reason and "step_checks: 5" in found.fix
+
+
+@given(
+    graphed=st.lists(ANY_CURVE, min_size=2, max_size=4),
+    eager=st.lists(ANY_CURVE, min_size=2, max_size=4),
+    fault=st.sampled_from([(CAPTURE + 1, 2e-3), (CAPTURE + 1, -0.5), (CAPTURE + 2, 2e-3)]),
+)
+def test_a_fault_in_every_repeat_diverges_whatever_kernels_do(
+    graphed: list[str], eager: list[str], fault: tuple[int, float]
+) -> None:
+    """Where eager runs differ, the noise floor of so few steps does not prove it."""
+    at, size = fault
+    wrong = [moved(CURVES[name], at, loss=size) for name in graphed]
+    found = to_the_bit(wrong, [CURVES[name] for name in eager])
+    assert found.verdict == ("DIVERGED" if len({*eager}) == 1 else "INCONCLUSIVE")
+
+
+@pytest.mark.parametrize(
+    ("graphed", "unrepeatable", "word", "seen"),
+    [
+        ([FORKED, FORKED], "", "DIVERGED", "first at step 6"),
+        ([FORKED, FORKED], "ends differ", "INCONCLUSIVE", "in the same way (first at step 6"),
+        ([FORKED, FORKED_TWICE], "", "INCONCLUSIVE", "and from each other (first at step 6"),
+        ([FORKED], "", "INCONCLUSIVE", "the only graphed run differs"),
+        ([moved(USUAL, 4, loss=1e-6), moved(FORKED, 4, loss=1e-6)], "ends differ", "DIVERGED", "first at step 4"),
+        ([moved(USUAL, 4, loss=1e-6)], "", "INCONCLUSIVE", "the only graphed run differs"),
+        ([moved(USUAL, 9, grad_norm=0.02)], "", "DIVERGED", "first at step 9"),
+        ([moved(USUAL, 8, loss=1e-6), moved(USUAL, 9, grad_norm=0.02)], "", "INCONCLUSIVE", "first at step 8"),
+    ],
+)
+def test_what_all_graphed_repeats_have_is_proof_if_it_is_at_once_large_or_repeatable(
+    graphed: list[Steps], unrepeatable: str, word: str, seen: str
+) -> None:
+    found = to_the_bit(graphed, unrepeatable=unrepeatable)
+    assert found.verdict == word and seen in found.reason
+    assert word == "DIVERGED" or (unrepeatable or "either a kernel is not deterministic, or the graph") in found.reason
+
+
+def test_eager_runs_that_agree_for_long_do_not_prove_a_graph_wrong_that_leaves_them_sooner() -> None:
+    """Their small distance is luck. A large difference at the first replay is not."""
+    late = curve(), moved(curve(), STEPS - 1, loss=1e-7)
+    early = shifted(curve(graphed=True), np.where(np.arange(STEPS) < 60, 0.0, 0.5))
+    found = of_repeats([early, early], late, TO_THE_BIT)
+    assert found.verdict == "INCONCLUSIVE" and "eager repeats differ among themselves" in found.reason
+    at_once = shifted(curve(graphed=True), np.where(np.arange(STEPS) <= CAPTURE, 0.0, 0.5))
+    assert of_repeats([at_once, at_once], late, TO_THE_BIT).verdict == "DIVERGED"
 
 
 def test_a_gradient_norm_of_zero_admits_no_difference() -> None:
