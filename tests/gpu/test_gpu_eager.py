@@ -142,28 +142,3 @@ def test_eager_cells_run_from_recipe_to_report(tmp_path: Path) -> None:
         assert all(value is not None for value in phases["measure"].values())
         environment = json.loads(attempt.read(attempt.environment))
         assert environment["hardware"]["gpus"] and environment["hardware"]["driver"]
-
-
-@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
-def test_sizes_of_blocks_are_tried_without_copies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All memory that was ever in use is still in use here. Inductor would therefore copy arguments to the host, and
-    time these copies together with the kernel."""
-    from torch._inductor import config
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    from launch.engines.torch_native.optim.fused_kernels import AUTOTUNE_ELEMENTS, InPlaceKernel
-
-    copied: list[int] = []
-    copy = CachingAutotuner.copy_args_to_cpu_if_needed
-
-    def noting(tuner: Any, *arguments: Any, **named: Any) -> Any:
-        copied.append(len(found := copy(tuner, *arguments, **named)))
-        return found
-
-    monkeypatch.setattr(CachingAutotuner, "copy_args_to_cpu_if_needed", noting)
-    into = torch.ones(4 * AUTOTUNE_ELEMENTS, device="cuda")
-    torch.cuda.reset_peak_memory_stats()
-    with config.patch(force_disable_caches=True):
-        InPlaceKernel(lambda into, scale: into.mul_(scale))(into, torch.tensor(2.0, device="cuda"))
-    assert copied and not any(copied)
-    assert bool((into == 2).all())

@@ -169,7 +169,7 @@ def test_graphs_of_a_compiled_model_compute_what_it_computes_without(
     model: Model, graph: CudaGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results are equal bit for bit over 100 steps. The eager run is compiled in the same way, including accumulation."""
-    monkeypatch.setattr("launch.engines.torch_native.optim.fused_kernels.LEAST_COMPILED_ELEMENTS", 1)
+    monkeypatch.setattr("launch.engines.torch_native.optim.accumulation.LEAST_FUSED_ELEMENTS", 1)
     spec = spec_of(model, graph, steps=100, compile="whole")
     eager = replace(spec, cuda_graph=CudaGraph("none"))
     twin, expected, expected_weights = trained(eager)

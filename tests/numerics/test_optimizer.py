@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ from torch import nn
 from launch.contract.spec import Training
 from launch.engines.lr_schedule import learning_rate
 from launch.engines.torch_native.optim import fused_kernels
+from launch.engines.torch_native.optim.accumulation import BLOCK, FusedAccumulation, writable_parts
 from launch.engines.torch_native.optim.adamw import Optimizer
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from tests.numerics.optimizer_steps import accumulate, take_step
@@ -121,41 +120,27 @@ def test_bfloat16_gradients_update_as_their_float32_values_do(monkeypatch: pytes
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=0)
 
 
-def test_a_try_on_the_beginnings_leaves_no_trace_and_compiles_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_kernels, "AUTOTUNE_ELEMENTS", 8)
-    seen: list[int] = []
-
-    def compile(function: Callable[..., None], **_: Any) -> Callable[..., None]:
-        def run(into: torch.Tensor, gradient: torch.Tensor, scale: torch.Tensor) -> None:
-            seen.append(len(into))
-            function(into, gradient, scale)
-
-        return run
-
-    monkeypatch.setattr(torch, "compile", compile)
-    add = fused_kernels.InPlaceKernel(lambda into, gradient, scale: into.add_(gradient * scale))
-    for length in (20, 30):
-        into = torch.ones(length)
-        add(into, torch.ones(length), torch.tensor(0.5))
-        assert torch.equal(into, torch.full((length,), 1.5))
-    assert seen == [8, 20, 30]
-    add(torch.ones(20, dtype=torch.float64), torch.ones(20), torch.tensor(0.5))
-    assert seen == [8, 20, 30, 8, 20], "of other types other code is compiled"
+@pytest.mark.parametrize("count", [1, 2**16, 2**16 + 1, 2**18, 3 * 2**20 + 5])
+def test_no_part_covers_what_later_parts_read(count: int) -> None:
+    """Element i takes bytes 4i to 4i + 4, and its first gradient bytes 2 count + 2i to 2 count + 2i + 2."""
+    parts = list(writable_parts(count))
+    assert [part.stop for part in parts] == [part.start for part in parts[1:]] + [count] and parts[0].start == 0
+    for part in parts[:-1]:
+        assert 4 * part.stop <= 2 * count + 2 * part.start and part.start % BLOCK == 0
+    assert parts[-1].stop - parts[-1].start <= 2**16
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_one_pass_updates_as_separate_operators_do(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first micro-batch of a step overwrites gradients. AdamW includes clipping and rounding, and runs in pieces."""
-    monkeypatch.setattr(fused_kernels, "LEAST_COMPILED_ELEMENTS", 100)
     monkeypatch.setattr(fused_kernels, "PIECE_ELEMENTS", 300)
-    monkeypatch.setattr(fused_kernels, "AUTOTUNE_ELEMENTS", 200)
     results = []
-    for compile, add in (("none", None), ("elementwise", fused_kernels.FusedAccumulation())):
+    for compile, fused in (("none", None), ("elementwise", FusedAccumulation())):
         module = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 10)).to(dtype)
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view(parameter.shape))
-        main = FlatParameters(module, add=add)
+        main = FlatParameters(module, fused=fused)
         training = Training(learning_rate=0.01, clip_grad=0.5, weight_decay=0.1, compile=compile)
         optimizer, norms = Optimizer(main, training), []
         for step in range(3):

@@ -23,9 +23,9 @@ from launch.engines.torch_native.decoder import Decoder, build_decoder
 from launch.engines.torch_native.graphs import make_runner
 from launch.engines.torch_native.kernel_warmup import warm_up_kernels
 from launch.engines.torch_native.layers.build_context import make_build_context
+from launch.engines.torch_native.optim.accumulation import FusedAccumulation
 from launch.engines.torch_native.optim.adamw import Optimizer
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
-from launch.engines.torch_native.optim.fused_kernels import FusedAccumulation
 from launch.engines.torch_native.parallel.pipeline import Pipeline
 from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh, make_mesh
 from launch.engines.torch_native.step_check import TorchNativeStep, share_of
@@ -54,7 +54,8 @@ class TorchNativeEngine:
             torch.promote_types(dtype, PRECISIONS[spec.training.gradient_precision]),
             distributed_optimizer=spec.parallelism.distributed_optimizer,
             tied=_tied(self.chunks, self.mesh),
-            add=None if spec.training.compile == "none" else FusedAccumulation(),
+            # The reduction over ranks changes gradients after the last of a rank.
+            fused=None if spec.training.compile == "none" else FusedAccumulation(sums_squares=mesh.world_size == 1),
             lean=spec.training.optimizer_precision == "lean",
         )
         self._optimizer = Optimizer(self.flat_parameters, spec.training)

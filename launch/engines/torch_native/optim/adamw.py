@@ -74,6 +74,8 @@ class Optimizer:
 
     def norm(self) -> torch.Tensor:
         """Return the 2-norm of the whole model's gradients, shape (). Replicated parameters count once."""
+        if (squares := self._main.squared_norm()) is not None:
+            return squares.sqrt()
         gradients = [shard.gradients for shard in self._main.shards]
         norms = torch._foreach_norm(gradients, 2, dtype=self._main.precision)
         squares = (torch.stack(norms).square() * self._copies_inverse).sum()

@@ -15,6 +15,7 @@ from torch import nn
 
 from launch.contract.spec import Parallelism
 from launch.engines.protocol import RankPlace
+from launch.engines.torch_native.optim.accumulation import FusedAccumulation
 from launch.engines.torch_native.optim.split_masters import join
 from launch.engines.torch_native.parallel.buckets import (
     BUCKET_ELEMENTS,
@@ -63,11 +64,12 @@ class OptimizerShard:
         return weights if weights.is_floating_point() else join(self.compute[place], weights)
 
 
-Add = Callable[[torch.Tensor, torch.Tensor, float, bool], None]
-"""Adds a gradient in place: (main gradient, gradient, scale, whether it is the step's first). Both tensors have one shape."""
+Add = Callable[[torch.Tensor, torch.Tensor, float, bool, bool], None]
+"""Adds a gradient in place: (main gradient, gradient, scale, whether it is the step's first, and its last). Both tensors have
+one shape."""
 
 
-def _add(into: torch.Tensor, gradient: torch.Tensor, scale: float, first: bool) -> None:
+def _add(into: torch.Tensor, gradient: torch.Tensor, scale: float, first: bool, last: bool) -> None:
     into.add_(gradient, alpha=scale)
 
 
@@ -86,8 +88,7 @@ class FlatParameters:
         tied: for each parameter that other pipeline stages also hold, by name, the group of these stages and this rank's: an
             embedding that is also the output layer. The gradients of the group are summed.
         bucket_elements: the least number of gradients to reduce at once.
-        add: adds a gradient to its main gradient and overwrites it with the step's first; by default, main gradients are
-            cleared before the step.
+        fused: adds gradients; by default, main gradients are cleared before the step.
         lean: store only the low 16 bits of master weights, in addition to the bfloat16 weights (split_masters.py).
     """
 
@@ -100,7 +101,7 @@ class FlatParameters:
         distributed_optimizer: bool = False,
         tied: Mapping[str, Group] = {},
         bucket_elements: int = BUCKET_ELEMENTS,
-        add: Add | None = None,
+        fused: FusedAccumulation | None = None,
         lean: bool = False,
     ) -> None:
         # The order of the backward pass.
@@ -120,9 +121,8 @@ class FlatParameters:
         """The type in which master weights are updated."""
         self._allocate(gradient_dtype)
         self._reduction = GradientReduction(self.gradients, self._buckets, order, self._names)
-        self._accumulation = _Accumulation(self._gradient_views, self._reduction, first.new_zeros(()), add or _add)
-        self._is_cleared = add is None
-        """Whether main gradients must be cleared before a step."""
+        self._accumulation = _Accumulation(self._gradient_views, self._reduction, first.new_zeros(()), fused or _add)
+        self._fused = fused
         for number, parameter in enumerate(self.parameters):
             parameter.register_hook(partial(self._accumulation.take, number))
 
@@ -172,7 +172,8 @@ class FlatParameters:
         ``grad`` then returns zeros instead of gradients, so it does not hold the gradients of the whole model.
 
         Args:
-            first: these are the first gradients of the step for these parameters.
+            first: these are the first gradients of the step for these parameters. Unless they are the last too, others must
+                follow if the accumulation is fused.
             last: these are the last gradients of the step for these parameters. Their buckets are reduced over ranks
                 during the backward pass. Otherwise ``finish`` reduces them.
 
@@ -192,8 +193,12 @@ class FlatParameters:
 
     def clear_gradients(self) -> None:
         """Set the main gradients to zero, unless the first gradients of a step overwrite them."""
-        if self._is_cleared:
+        if self._fused is None:
             self.gradients.zero_()
+
+    def squared_norm(self) -> torch.Tensor | None:
+        """Return the sum of the squares of the main gradients, shape (), if the last microbatch kept it; otherwise None."""
+        return None if self._fused is None else self._fused.squared_norm()
 
     def finish(self) -> None:
         """Reduce the accumulated gradients over ranks. A collective call."""
@@ -260,7 +265,7 @@ class _Accumulation:
         # Autograd calls this hook on the stream where the parameter was first used, or on the capture's stream after a capture.
         # A reduction begins on the stream of the pass, and would not wait for an addition on another stream.
         with torch.cuda.stream(self.stream):
-            self.add(self.views[number], gradient, self.scale, self.first)
+            self.add(self.views[number], gradient, self.scale, self.first, self.last)
             if self.last:
                 self.reduction.ready(number)
         return self.zero.expand_as(gradient)

@@ -1,15 +1,12 @@
-"""Gradient accumulation and AdamW in one pass over memory each, with ``training.compile``.
+"""AdamW in one pass over memory, with ``training.compile``: a Triton kernel on CUDA, and PyTorch's operators elsewhere.
 
-Inductor compiles the accumulation. AdamW is a Triton kernel on CUDA, and PyTorch's operators elsewhere.
-
-Both are bound by memory bandwidth. With a bfloat16 parameter and all else in float32, these kernels move 6 bytes per parameter
-for the first microbatch, 10 for each other microbatch, 4 for the norm and 30 for the update. Separate operators move 4 bytes to
-clear gradients, 10 for each microbatch, 4 for the norm and 42 for the update.
+It is bound by memory bandwidth. With a bfloat16 parameter and all else in float32, the update moves 30 bytes per parameter.
+Separate operators move 42.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -17,71 +14,6 @@ from launch.contract.spec import Training
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from launch.engines.torch_native.optim.piece import PIECE_ELEMENTS, Piece, make_piece
 from launch.engines.torch_native.optim.split_masters import join, split
-
-LEAST_COMPILED_ELEMENTS = 2**18
-"""For smaller tensors a compiled call does not pay off: it takes tens of microseconds of host time."""
-AUTOTUNE_ELEMENTS = 2**23
-"""The number of elements for autotuning: more bytes than the device's caches, but few compared with its memory."""
-
-
-class InPlaceKernel:
-    """A compiled function of tensors of one length, followed by scalars. It writes to some of the tensors.
-
-    Inductor autotunes block sizes on the arguments of the first call, and restores them after each trial. If copies on the
-    device would raise the memory peak, it restores them from the host (2.11 runtime/triton_heuristics.py:1005). The measured
-    time then includes this transfer, which makes the choice for large tensors random. So the first call gets short copies, and
-    free memory for Inductor's own copies.
-    """
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._compiled = torch.compile(function, fullgraph=True, dynamic=True)
-        self._tuned: set[tuple[torch.dtype, ...]] = set()
-
-    def __call__(self, *arguments: torch.Tensor) -> None:
-        kinds = tuple(argument.dtype for argument in arguments)
-        if kinds not in self._tuned:
-            self._tuned.add(kinds)
-            heads = _clone_heads(arguments)
-            # This leaves free memory in the allocator for Inductor's copies.
-            room = _clone_heads(heads)
-            del room
-            self._compiled(*heads)
-        self._compiled(*arguments)
-
-
-def _clone_heads(arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [argument if argument.dim() == 0 else argument[:AUTOTUNE_ELEMENTS].clone() for argument in arguments]
-
-
-class FusedAccumulation:
-    """Adds ``scale`` times a gradient to its main gradient. The step's first overwrites it, so no clearing is needed."""
-
-    def __init__(self) -> None:
-        self._overwrite, self._add = InPlaceKernel(_overwrite), InPlaceKernel(_add)
-        self._scales: dict[float, torch.Tensor] = {}
-
-    def __call__(self, into: torch.Tensor, gradient: torch.Tensor, scale: float, first: bool) -> None:
-        if gradient.numel() >= LEAST_COMPILED_ELEMENTS and gradient.is_contiguous():
-            (self._overwrite if first else self._add)(into.view(-1), gradient.view(-1), self._on_device(scale, into))
-        elif first:
-            into.copy_(gradient).mul_(scale)
-        else:
-            into.add_(gradient, alpha=scale)
-
-    def _on_device(self, scale: float, into: torch.Tensor) -> torch.Tensor:
-        """Return ``scale`` as a tensor of shape (). It is the same tensor in every call, so a captured step can read it."""
-        if scale not in self._scales:
-            dtype = torch.promote_types(into.dtype, torch.float32)
-            self._scales[scale] = torch.full((), scale, dtype=dtype, device=into.device)
-        return self._scales[scale]
-
-
-def _overwrite(into: torch.Tensor, gradient: torch.Tensor, scale: torch.Tensor) -> None:
-    into.copy_(gradient.to(scale.dtype) * scale)
-
-
-def _add(into: torch.Tensor, gradient: torch.Tensor, scale: torch.Tensor) -> None:
-    into.add_(gradient.to(scale.dtype) * scale)
 
 
 class FusedAdamW:
