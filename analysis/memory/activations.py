@@ -135,12 +135,11 @@ def row_bytes(spec: RunSpec) -> int:
     """Return the bytes that an expert keeps per row: its input, and tensors of its width."""
     model, element = spec.model, BYTES[spec.training.precision]
     inner = model.moe_ffn_hidden_size * tensors_of_width(spec, weighted=True) // spec.parallelism.etp
-    member = (
-        2 * model.num_moe_experts // spec.parallelism.ep
-        if model.add_bias_linear and spec.engine == "torch_native"
-        else 0
+    # Which expert a row belongs to, for the last bias.
+    mask = (
+        model.num_moe_experts // spec.parallelism.ep if model.add_bias_linear and spec.engine == "torch_native" else 0
     )
-    return element * (model.hidden_size + inner + member)
+    return element * (model.hidden_size + inner) + mask
 
 
 def tensors_of_width(spec: RunSpec, weighted: bool) -> int:

@@ -5,6 +5,8 @@ Each compiles to one or two kernels (``training.compile: elementwise``). For bfl
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import nn
 
@@ -57,14 +59,59 @@ def clamped_quick_gelu_glu(gate_up: torch.Tensor) -> torch.Tensor:
     return gate * torch.sigmoid(QUICK_GELU * gate) * (up + 1)
 
 
-def weighted_swiglu(gate_up: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return :func:`swiglu` with each row multiplied by its weight, shape (...)."""
-    return (swiglu(gate_up) * weight.unsqueeze(-1)).to(gate_up.dtype)
+class _TakeRows(torch.autograd.Function):
+    """Take the rows that ``numbers``, (R,), name: (count, width) -> (R, width). A number of ``count`` takes any row.
+
+    Its gradient is a product, which sums in a fixed order, unlike the gradient of indexing.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(numbers)
+        ctx.count = len(table)
+        return table[numbers.clamp(max=len(table) - 1)]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (numbers,) = ctx.saved_tensors
+        members = numbers == torch.arange(ctx.count, device=numbers.device).unsqueeze(1)
+        return members.to(gradients[0].dtype) @ gradients[0], None
 
 
-def weighted_clamped_quick_gelu_glu(gate_up: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return :func:`clamped_quick_gelu_glu` with each row multiplied by its weight, shape (...)."""
-    return (clamped_quick_gelu_glu(gate_up) * weight.unsqueeze(-1)).to(gate_up.dtype)
+def _add_biases(rows: torch.Tensor, biases: torch.Tensor | None, experts: torch.Tensor | None) -> torch.Tensor:
+    """Add to each row, (R, width), the bias of its expert. Rows of no expert become zero, in the gradient too.
+
+    Such rows are uninitialized. Neither they nor their gradients may reach a bias.
+
+    Args:
+        biases: (experts, width).
+        experts: int32 (R,): the expert of each row, or the number of experts for no expert.
+    """
+    if biases is None or experts is None:
+        return rows
+    taken: torch.Tensor = cast(Any, _TakeRows).apply(biases, experts)
+    return (rows + taken).masked_fill((experts == len(biases)).unsqueeze(1), 0.0)
+
+
+def weighted_swiglu(
+    gate_up: torch.Tensor,
+    weight: torch.Tensor,
+    biases: torch.Tensor | None = None,
+    experts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return :func:`swiglu` with each row multiplied by its weight, shape (R,), after adding its expert's bias."""
+    return (swiglu(_add_biases(gate_up, biases, experts)) * weight.unsqueeze(-1)).to(gate_up.dtype)
+
+
+def weighted_clamped_quick_gelu_glu(
+    gate_up: torch.Tensor,
+    weight: torch.Tensor,
+    biases: torch.Tensor | None = None,
+    experts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return :func:`clamped_quick_gelu_glu` of rows, with biases and weights as in :func:`weighted_swiglu`."""
+    biased = _add_biases(gate_up, biases, experts)
+    return (clamped_quick_gelu_glu(biased) * weight.unsqueeze(-1)).to(gate_up.dtype)
 
 
 def gather_sum(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -87,7 +87,7 @@ class MixtureOfExperts(nn.Module):
     def run_experts(self, x: torch.Tensor, prepared: Preprocessed) -> tuple[torch.Tensor, RoutingStats]:
         """Dispatch tokens (batch, sequence, hidden_size) to their experts, and combine the results in the same shape."""
         own, routing = self.tp.scatter_tokens(x), prepared.routing
-        own_mixed = self.dispatcher(own.flatten(0, 1), routing, prepared.permutation, self._experts)
+        own_mixed = self.dispatcher(own.flatten(0, 1), routing, prepared.permutation, self._experts, self.down_bias)
         mixed = self.tp.gather_tokens(own_mixed.view_as(own))
         if prepared.shared is not None:
             mixed = mixed + prepared.shared
@@ -96,38 +96,17 @@ class MixtureOfExperts(nn.Module):
     def _experts(self, rows: torch.Tensor, weights: torch.Tensor, permutation: ExpertPermutation) -> torch.Tensor:
         """Run each row through its expert and multiply it by its weight: (R, hidden_size), (R,) -> (R, hidden_size).
 
-        The weight is applied between the two products, where rows are narrower. The second bias is therefore weighted
-        separately.
+        The weight is applied between the two products, where rows are narrower. The second bias is left to the dispatcher,
+        which has fewer tokens than rows.
         """
-        gate_up = self.multiply_gate_up(rows, self.gate_up, permutation.ends, permutation.capacity)
-        if self.gate_up_bias is None or self.down_bias is None:
-            return self._down(gate_up, weights, permutation)
-        member = _membership(permutation, rows.dtype)
-        gate_up = torch.addmm(gate_up, member, self.gate_up_bias)
-        if permutation.holes and permutation.capacity is None:
-            # Rows after the last expert's rows are uninitialized. Neither they nor their gradients may reach a bias.
-            gate_up = gate_up.masked_fill(~member.any(1, keepdim=True), 0.0)
-        weighted = (member * weights.unsqueeze(1)).to(rows.dtype)
-        return torch.addmm(self._down(gate_up, weights, permutation), weighted, self.down_bias)
-
-    def _down(self, gate_up: torch.Tensor, weights: torch.Tensor, permutation: ExpertPermutation) -> torch.Tensor:
-        """Run the activation and the second product: (R, 2 * width), (R,) -> (R, hidden_size)."""
+        biases = () if self.gate_up_bias is None else (self.gate_up_bias, permutation.experts())
 
         def run(gate_up: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            active = self.activation(gate_up, weights)
+            active = self.activation(gate_up, weights, *biases)
             return self.multiply_down(active, self.down, permutation.ends, permutation.capacity)
 
+        gate_up = self.multiply_gate_up(rows, self.gate_up, permutation.ends, permutation.capacity)
         return recompute_if("moe_act" in self.recomputed, run)(gate_up, weights)
-
-
-def _membership(permutation: ExpertPermutation, dtype: torch.dtype) -> torch.Tensor:
-    """Return (R, experts) of ``dtype``: 1 where a row belongs to an expert, otherwise 0.
-
-    A product with this matrix adds biases. Its gradient sums in a fixed order, unlike the gradient of indexing by expert.
-    """
-    row = torch.arange(len(permutation.tokens), device=permutation.ends.device).unsqueeze(1)
-    starts = torch.cat((permutation.ends.new_zeros(1), permutation.ends[:-1]))
-    return ((row >= starts) & (row < permutation.ends)).to(dtype)
 
 
 def _shape(products: Products, inputs: int, outputs: int) -> tuple[int, int]:

@@ -31,6 +31,14 @@ class ExpertPermutation(NamedTuple):
     holes: bool
     """Whether some rows may have no choice, or some choices no row."""
 
+    def experts(self) -> torch.Tensor:
+        """Return the expert of each row, int32 (R,); the number of experts for a row of none."""
+        return self.experts_of(torch.arange(len(self.tokens), dtype=torch.int32, device=self.ends.device))
+
+    def experts_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the expert of each of ``rows``, int32 (...); the number of experts for a row of none."""
+        return torch.searchsorted(self.ends, rows, right=True, out_int32=True)
+
 
 def expert_capacity(model: Model, tokens: int) -> int | None:
     """Return the rows per expert: an even share of the choices times the capacity factor; None without token dropping.
@@ -122,6 +130,22 @@ class TokenPermuter(NamedTuple):
     def unpermute(self, rows: torch.Tensor) -> torch.Tensor:
         """(R, width) -> (T, width): sum the rows of each token."""
         return self._move(rows, self.permutation.tokens, self.permutation.rows, sums=True)
+
+    def combine(self, rows: torch.Tensor, weights: torch.Tensor, biases: torch.Tensor | None) -> torch.Tensor:
+        """Sum the rows of each token, (R, width), and its experts' biases times their weights. Return (T, width).
+
+        Args:
+            weights: (T, topk).
+            biases: (experts, width).
+        """
+        mixed = self.unpermute(rows)
+        if biases is None:
+            return mixed
+        experts = self.permutation.experts_of(self.permutation.rows.int()).unsqueeze(-1)
+        numbers = torch.arange(len(biases), device=biases.device)
+        # One of a token's experts at most has each number.
+        shares = torch.where(experts == numbers, weights.unsqueeze(-1), 0.0).sum(1)
+        return mixed.addmm_(shares.to(mixed.dtype), biases)
 
     def compute(self, x: torch.Tensor, taken: torch.Tensor, places: torch.Tensor, sums: bool) -> torch.Tensor:
         """Select the rows ``taken`` of ``x``, or sum the rows of each group of ``places``.

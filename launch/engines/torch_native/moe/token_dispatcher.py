@@ -47,16 +47,22 @@ class LocalDispatcher:
         return padded_permutation(routing.weights, routing.experts, routing.tokens_per_expert, capacity)
 
     def __call__(
-        self, tokens: torch.Tensor, routing: Routing, permutation: ExpertPermutation, experts: Experts
+        self,
+        tokens: torch.Tensor,
+        routing: Routing,
+        permutation: ExpertPermutation,
+        experts: Experts,
+        biases: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the weighted sum over each token's experts: (T, H) -> (T, H).
 
         Args:
             permutation: the result of :meth:`preprocess`.
+            biases: (experts on this rank, H), added to each expert's result before it is weighted.
         """
         permuter = TokenPermuter(permutation, self.elementwise)
         rows = experts(permuter.permute(tokens), permuter.permute_weights(routing.weights), permutation)
-        return permuter.unpermute(rows)
+        return permuter.combine(rows, routing.weights, biases)
 
 
 class AllGatherDispatcher(LocalDispatcher):
@@ -73,13 +79,18 @@ class AllGatherDispatcher(LocalDispatcher):
         return local_experts_permutation(chosen, self.group.rank * count, count)
 
     def __call__(
-        self, tokens: torch.Tensor, routing: Routing, permutation: ExpertPermutation, experts: Experts
+        self,
+        tokens: torch.Tensor,
+        routing: Routing,
+        permutation: ExpertPermutation,
+        experts: Experts,
+        biases: torch.Tensor | None = None,
     ) -> torch.Tensor:
         all_tokens = collectives.all_gather(tokens, self.group, 0)
         weights = collectives.all_gather(routing.weights, self.group, 0)
         permuter = TokenPermuter(permutation, self.elementwise)
         rows = experts(permuter.permute(all_tokens), permuter.permute_weights(weights), permutation)
-        return collectives.reduce_scatter(permuter.unpermute(rows), self.group, 0)
+        return collectives.reduce_scatter(permuter.combine(rows, weights, biases), self.group, 0)
 
     def _kept_experts(self, routing: Routing) -> torch.Tensor:
         """Return int64 (T, k): the experts of each token, with E in place of an expert that dropped the token."""
@@ -99,7 +110,12 @@ class AllToAllDispatcher(LocalDispatcher):
     """
 
     def __call__(
-        self, tokens: torch.Tensor, routing: Routing, permutation: ExpertPermutation, experts: Experts
+        self,
+        tokens: torch.Tensor,
+        routing: Routing,
+        permutation: ExpertPermutation,
+        experts: Experts,
+        biases: torch.Tensor | None = None,
     ) -> torch.Tensor:
         permuter = TokenPermuter(permutation, self.elementwise)
         # (ep, E / ep): the number of rows that each rank sends to each expert of this rank.
@@ -112,10 +128,13 @@ class AllToAllDispatcher(LocalDispatcher):
         else:
             sent = received = [per_rank * self._count] * self.group.size
         rows = collectives.all_to_all(permuter.permute(tokens), self.group, sent, received)
-        weights = collectives.all_to_all(permuter.permute_weights(routing.weights), self.group, sent, received)
+        weights = collectives.all_to_all(
+            permuter.permute_weights(routing.weights), self.group, sent, received
+        ).unsqueeze(1)
         own = TokenPermuter(self._received_permutation(arriving, sum(received), per_rank), self.elementwise)
-        done = experts(own.permute(rows), own.permute_weights(weights.unsqueeze(1)), own.permutation)
-        return permuter.unpermute(collectives.all_to_all(own.unpermute(done), self.group, received, sent))
+        done = experts(own.permute(rows), own.permute_weights(weights), own.permutation)
+        mixed = own.combine(done, weights, biases)
+        return permuter.unpermute(collectives.all_to_all(mixed, self.group, received, sent))
 
     @property
     def _count(self) -> int:
