@@ -91,7 +91,7 @@ class CoreAttention:
         if backend == "sdpa":
             mixed = _sdpa_attention(query, key, value, self._model.attention_dropout)
         elif backend == "flex":
-            mixed = _compiled_flex_attention(query, key, value, sinks, positions.block_masks[self.window])
+            mixed = _compiled_flex()(query, key, value, sinks, positions.block_masks[self.window])
         else:
             mixed = plain_attention(query, key, value, sinks, self.window, positions.documents)
         return mixed.transpose(1, 2)
@@ -170,18 +170,20 @@ def _sdpa_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
         return attend(query, key, value, enable_gqa=grouped)
 
 
-def _compiled_flex_attention(
+def _flex_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None, mask: BlockMask
 ) -> torch.Tensor:
     """Attend: query (batch, heads, sequence, kv_channels), key and value (batch, groups, sequence, kv_channels)."""
     grouped = query.shape[1] != key.shape[1]
-    attention = _compiled_flex()
     if sinks is None:
-        return cast(torch.Tensor, attention(query, key, value, block_mask=mask, enable_gqa=grouped))
+        return flex_attention(query, key, value, block_mask=mask, enable_gqa=grouped)
+    aux: Any
+    mixed, aux = flex_attention(
+        query, key, value, block_mask=mask, enable_gqa=grouped, return_aux=AuxRequest(lse=True)
+    )  # fmt: skip
     # With l the log-sum-exp of a row's other logits, a sink scales the row by sigmoid(l - sink).
-    mixed, aux = attention(query, key, value, block_mask=mask, enable_gqa=grouped, return_aux=AuxRequest(lse=True))
     scale = torch.sigmoid(aux.lse - sinks.view(1, -1, 1))
-    return cast(torch.Tensor, (mixed * scale.unsqueeze(-1)).to(query.dtype))
+    return (mixed * scale.unsqueeze(-1)).to(query.dtype)
 
 
 def _transformer_engine_attention(
@@ -196,7 +198,8 @@ def _transformer_engine_attention(
 
 @lru_cache(maxsize=1)
 def _compiled_flex() -> Any:
-    return torch.compile(flex_attention, fullgraph=True, dynamic=False)
+    # Compiled with the attention, the sinks' scale takes one pass over its results, and one backward.
+    return torch.compile(_flex_attention, fullgraph=True, dynamic=False)
 
 
 @lru_cache(maxsize=1)
