@@ -56,7 +56,7 @@ def dropless_permutation(experts: torch.Tensor, tokens_per_expert: torch.Tensor)
         experts: int64 (T, topk).
         tokens_per_expert: int64 (experts,).
     """
-    order = experts.flatten().sort(stable=True).indices
+    order = _order(experts.flatten())
     ends = tokens_per_expert.cumsum(0, dtype=torch.int32)
     return ExpertPermutation(
         order // experts.shape[1], order, _inverse(order).view_as(experts), ends, capacity=None, holes=False
@@ -74,9 +74,9 @@ def local_experts_permutation(experts: torch.Tensor, first: int, count: int) -> 
     topk = experts.shape[1]
     own = experts.flatten() - first
     own = torch.where((own >= 0) & (own < count), own, count)
-    sorted_experts, order = own.sort(stable=True)
+    order = _order(own)
     numbers = torch.arange(count, device=experts.device)
-    ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
+    ends = torch.searchsorted(own[order], numbers, right=True, out_int32=True)
     length = experts.shape[0] * min(topk, count)
     choices = torch.where(torch.arange(length, device=experts.device) < ends[-1], order[:length], len(order))
     rows = torch.where(own < count, _inverse(order), length)
@@ -97,7 +97,7 @@ def padded_permutation(
     """
     chosen, topk = experts.flatten(), experts.shape[1]
     by_weight = weights.detach().flatten().sort(descending=True, stable=True).indices
-    order = by_weight[chosen[by_weight].sort(stable=True).indices]
+    order = by_weight[_order(chosen[by_weight])]
     starts = tokens_per_expert.cumsum(0) - tokens_per_expert
     slot = torch.arange(capacity, device=experts.device)
     position = (starts.unsqueeze(1) + slot).clamp(max=len(chosen) - 1)
@@ -106,6 +106,11 @@ def padded_permutation(
     rows = torch.where(rank < capacity, chosen * capacity + rank, len(choices))
     ends = torch.arange(1, len(tokens_per_expert) + 1, device=experts.device, dtype=torch.int32) * capacity
     return ExpertPermutation(choices // topk, choices, rows.view_as(experts), ends, capacity, holes=True)
+
+
+def _order(experts: torch.Tensor) -> torch.Tensor:
+    """Return the order that sorts experts, int64 (n,), and keeps equal ones in order. CUDA passes over each byte of a key."""
+    return experts.to(torch.int16).sort(stable=True).indices
 
 
 def _inverse(order: torch.Tensor) -> torch.Tensor:
