@@ -98,9 +98,8 @@ def _bytes_without_masks(spec: RunSpec, parts: tuple[LayerPart, ...]) -> dict[Pa
         inner = width * tensors_of_width(spec, weighted=False) // spec.parallelism.tp
         kept["mlp"] = tokens_of(spec) * element * (model.hidden_size + inner) + (0 if "attention" in parts else norms)
     if "experts" in parts:
-        copy = FP32 if spec.engine == "torch_native" else element
-        kept["router"] = routed_tokens(spec) * (
-            model.hidden_size * copy + model.num_moe_experts * SCORES + model.moe_router_topk * CHOICE_INDICES
+        kept["router"] = _router_input(spec) + routed_tokens(spec) * (
+            model.num_moe_experts * SCORES + model.moe_router_topk * CHOICE_INDICES
         )
         kept["experts"] = expert_rows(spec).mean * row_bytes(spec)
     return kept
@@ -120,15 +119,22 @@ def recomputed_bytes(spec: RunSpec, parts: tuple[LayerPart, ...]) -> dict[Part, 
         less["mlp"] = kept["mlp"] - tokens * model.hidden_size * element if whole else normed
     if has_experts and "moe" in modules:
         less |= {
-            "router": kept["router"] - routed_tokens(spec) * model.hidden_size * element,
+            "router": kept["router"] - _router_input(spec),
             "experts": kept["experts"],
         }
     elif has_experts:
-        # torch_native's router keeps its own fp32 copy.
-        less["router"] = normed // layout.tp if spec.engine == "megatron" else 0
+        less["router"] = normed // layout.tp if _router_input(spec) else 0
         inner = (tensors_of_width(spec, weighted=True) - 2) * model.moe_ffn_hidden_size // layout.etp * element
         less["experts"] = expert_rows(spec).mean * inner if "moe_act" in modules else 0
     return less
+
+
+def _router_input(spec: RunSpec) -> int:
+    """Return the bytes of the router's input. torch_native's shared expert keeps it already, if it is whole."""
+    model, layout = spec.model, spec.parallelism
+    if spec.engine == "torch_native" and model.moe_shared_expert_ffn_hidden_size and layout.tp == 1:
+        return 0
+    return routed_tokens(spec) * model.hidden_size * BYTES[spec.training.precision]
 
 
 def row_bytes(spec: RunSpec) -> int:

@@ -11,6 +11,8 @@ from launch.contract.spec import Model, Training
 from launch.engines.torch_native.decoder import Decoder
 from launch.engines.torch_native.init.initial_weights import draw_weights
 from launch.engines.torch_native.layers.build_context import BuildContext
+from launch.engines.torch_native.moe.router import Router
+from launch.engines.torch_native.parallel.tensor_parallel import TensorParallel
 from launch.engines.torch_native.products.grouped_mm import grouped_mm
 from tests.numerics import reference
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_decoder
@@ -215,3 +217,22 @@ def test_first_weights_have_the_deviation_asked_for() -> None:
     assert decoder.embedding.weight.std().item() == pytest.approx(0.02, rel=0.02)
     assert decoder.layers["0"].mlp.down.std().item() == pytest.approx(0.02 / 4, rel=0.05)
     assert decoder.layers["0"].attention.output.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+
+
+def test_a_router_of_bfloat16_computes_in_float32() -> None:
+    """Opposite experts have gradients that are equal in bfloat16, so only the difference reaches the tokens."""
+    router = Router(MOE, TensorParallel()).bfloat16()
+    drawn = torch.Generator().manual_seed(0)
+    x = torch.randn(64, MOE.hidden_size, generator=drawn).bfloat16().requires_grad_()
+    with torch.no_grad():
+        router.weight[::2] = torch.randn(2, MOE.hidden_size, generator=drawn)
+        router.weight[1::2] = -router.weight[::2]
+    gradient = torch.ones(64, 4)
+    gradient[:, ::2] += 2.0**-10
+    logits = router._logits(x)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), x.double() @ router.weight.double().t(), rtol=0, atol=1e-5)
+    found = torch.autograd.grad(logits, (x, router.weight), gradient)
+    expected = gradient.double() @ router.weight.double(), gradient.double().t() @ x.double()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2.0**-7, atol=0)

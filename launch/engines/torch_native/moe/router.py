@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -76,15 +76,22 @@ class Router(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Routing:
         """(T, hidden_size) -> Routing."""
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        bias = None if self.bias is None else self.bias.to(dtype)
-        logits = nn.functional.linear(x.to(dtype), self.weight.to(dtype), bias)
+        logits = self._logits(x)
         weights, experts = choose_experts(logits, self.model, self.expert_bias, self.repeated)
         tokens_per_expert = count_tokens_per_expert(experts, logits)
         unbiased = tokens_per_expert
         if self.expert_bias is not None and self.model.moe_aux_loss_coeff:
             unbiased = count_tokens_per_expert(choose_experts(logits, self.model, None)[1], logits)
         return Routing(weights, experts, router_loss(logits, unbiased, self.model, self.tp.group), tokens_per_expert)
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        """(T, hidden_size) -> (T, experts), in at least float32."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        if x.dtype != torch.bfloat16 or torch.compiler.is_compiling():
+            return nn.functional.linear(x.to(dtype), self.weight.to(dtype), bias)
+        logits: torch.Tensor = cast(Any, _Gate).apply(x, self.weight)
+        return logits if bias is None else logits + bias
 
     @torch.no_grad()
     def update_expert_bias(self, tokens_per_expert: torch.Tensor) -> None:
@@ -96,6 +103,32 @@ class Router(nn.Module):
         if self.expert_bias is not None:
             rate = self.model.moe_router_bias_update_rate
             self.expert_bias.add_(torch.sign(tokens_per_expert.mean() - tokens_per_expert), alpha=rate)
+
+
+class _Gate(torch.autograd.Function):
+    """Multiply bfloat16 tokens by bfloat16 weights, in float32 without copies: (T, hidden), (experts, hidden) -> (T, experts).
+
+    Products of bfloat16 numbers are exact in float32. Backward, the float32 gradient enters as a sum of two bfloat16 numbers,
+    which keeps 16 of its 24 bits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return _exact_product(x, weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        high = gradients[0].to(x.dtype)
+        both = torch.cat((high, (gradients[0] - high).to(x.dtype)), dim=1)
+        of_high, of_low = _exact_product(both.t(), x).chunk(2)
+        return both @ torch.cat((weight, weight)), (of_high + of_low).to(weight.dtype)
+
+
+def _exact_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Multiply bfloat16 matrices, (n, k) and (k, m). Return float32 (n, m)."""
+    return torch.mm(x, y, out_dtype=torch.float32) if x.is_cuda else x.float() @ y.float()
 
 
 def choose_experts(
