@@ -395,7 +395,7 @@ AMPLIFIED = replace(GPT_OSS, hidden_size=32, vocab_size=64, init_std=2.0)
 """Its first layer amplifies rounding by up to 1,000 times as much as what follows it: attention and router are saturated."""
 
 
-@pytest.mark.parametrize("seed", [1, 3, 4])
+@pytest.mark.parametrize("seed", [1, 2, 4])
 def test_rounding_that_the_first_layer_amplifies_is_no_fault_but_a_planted_fault_is_one(seed: int) -> None:
     """Another order of summation differs by 0.1% to 0.4% of a gradient, up to 10 times the limit that its output alone gives."""
     spec = spec_of(FULL)
