@@ -245,14 +245,13 @@ class _Builder:
 def _count_step_checks(spec: RunSpec, written: int | str) -> int:
     """Return the number of step checks of a run. Deterministic runs need none, because their verdict rests on equal bits.
 
-    ``auto`` leaves out several ranks of Megatron-Core, most of whose layouts have not run on GPUs with checks, and checks of an
-    optimizer that Megatron-Core has captured, because each would copy its whole state.
+    ``auto`` leaves out an optimizer that Megatron-Core has captured, because each check would copy its whole state.
     """
     if spec.engine == "command":
         return 0
     if isinstance(written, int):
         return written
-    is_left_out = spec.engine == "megatron" and (spec.cuda_graph.optimizer or spec.parallelism.world_size > 1)
+    is_left_out = spec.engine == "megatron" and spec.cuda_graph.optimizer
     is_needed = spec.graphed and spec.placement.device == "cuda" and not spec.training.deterministic
     return AUTO_CHECKS if is_needed and not is_left_out else 0
 
