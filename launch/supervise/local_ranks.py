@@ -71,12 +71,14 @@ class LocalRanks:
         return [start(self._module, self._arguments, {**self._shared, **place}, log) for place in self._places]
 
     def poll(self) -> int | None:
+        # Ask first: the server may end in between, and a rank that never began has not failed.
+        codes = [rank.poll() for rank in self._ranks]
         if not self._is_ending and all(isinstance(rank, ForkedRank) and rank.is_lost() for rank in self._ranks):
             sys.stderr.write(
                 f"{self._attempt.root}: the fork server ended, so each rank is started as a new interpreter\n"
             )
             self._ranks = self._start()
-        codes = [rank.poll() for rank in self._ranks]
+            codes = [rank.poll() for rank in self._ranks]
         known = {failure.rank for failure in self._failures}
         self._failures += [RankExit(rank, code) for rank, code in enumerate(codes) if code and rank not in known]
         if self._failures:

@@ -338,7 +338,7 @@ def test_a_quick_sweep_has_short_runs_with_checks(tmp_path: Path) -> None:
         ({"training": {"deterministic": True}}, 0),
         ({"cuda_graph": {"impl": "full_iteration", "optimizer": True}}, 5),
         ({"parallelism": {"tp": 2}}, 5),
-        ({"parallelism": {"tp": 2}, "engine": "megatron"}, 0),
+        ({"parallelism": {"tp": 2}, "engine": "megatron"}, 5),
         ({"engine": "megatron"}, 5),
         ({"resources": {"device": "cpu"}}, 0),
     ],
