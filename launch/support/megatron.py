@@ -16,6 +16,7 @@ from launch.support.rule import (
     UNPACKED,
     MegatronRule,
     Rule,
+    deterministic_sinks,
     divides,
     field_value,
     fixed,
@@ -350,6 +351,7 @@ RULES: tuple[Rule, ...] = (
         lambda spec: spec.training.attention_backend not in ("auto", "transformer_engine"),
         fix="Set training.attention_backend=auto.",
     ),
+    deterministic_sinks("megatron", ("auto", "transformer_engine"), "engine=torch_native"),
     MegatronRule(
         "megatron.moe_router_fusion", ("training.moe_router_fusion", "model.num_moe_experts", "training.deterministic"),
         "the fusion needs a router, and deterministic mode excludes it because its kernels may add numbers in a varying order",

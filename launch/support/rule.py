@@ -128,3 +128,26 @@ def padded_capacity(engine: EngineName) -> Rule:
         lambda spec: spec.model.moe_expert_capacity_factor is not None and not spec.model.moe_pad_expert_input_to_capacity,
         fix=f"Set {pad}=true, or {factor}=null (dropless).",
     )  # fmt: skip
+
+
+def deterministic_sinks(engine: EngineName, backends: Sequence[str], fix: str) -> Rule:
+    """Return the rule that no deterministic run may compute sinks by Transformer Engine's fused kernel.
+
+    Args:
+        backends: the values of ``training.attention_backend`` by which ``engine`` uses Transformer Engine. In fp32 it has no
+            fused kernel.
+    """
+    return ONE_ENGINE[engine](
+        f"{engine}.deterministic",
+        ("training.deterministic", "model.attention_sinks", "training.attention_backend", "training.precision"),
+        "Transformer Engine's fused attention adds the gradient of sinks in a varying order in deterministic mode too (observed "
+        "with 2.11; later releases have not run here)",
+        lambda spec: spec.training.deterministic
+        and spec.model.attention_sinks
+        and spec.training.attention_backend in backends
+        and spec.training.precision == "bf16"
+        and spec.placement.device == "cuda",
+        fix=f"Set training.deterministic=false and step_checks=5, or {fix}.",
+        source="transformer_engine 2.11 common/fused_attn/fused_attn_f16_arbitrary_seqlen.cu:854; from 2.12 on deterministic mode "
+        "excludes this kernel: pytorch/attention/dot_product_attention/utils.py:1060",
+    )  # fmt: skip

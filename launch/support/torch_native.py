@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from launch.contract.spec import RunSpec
-from launch.support.rule import DROPOUT, GRAPH, NO_DROPOUT, RECOMPUTED, NativeRule, Rule, fixed, padded_capacity
+from launch.support.rule import (
+    DROPOUT,
+    GRAPH,
+    NO_DROPOUT,
+    RECOMPUTED,
+    NativeRule,
+    Rule,
+    deterministic_sinks,
+    fixed,
+    padded_capacity,
+)
 
 ON_MEGATRON = "Set it to false, or engine=megatron."
 DEGREES = ("parallelism.tp", "parallelism.pp", "parallelism.ep")
@@ -89,6 +99,7 @@ RULES: tuple[Rule, ...] = (
         fix="Set training.attention_backend=auto.",
         source="transformer_engine 2.11 pytorch/attention/dot_product_attention/dot_product_attention.py:798 (Dynamo)",
     ),
+    deterministic_sinks("torch_native", ("transformer_engine",), "training.attention_backend=auto"),
     fixed(
         "torch_native", "parallelism.overlap_grad_reduce", False,
         f"{ON_MEGATRON} torch_native always reduces gradients during the backward pass.",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from launch.contract.spec import (
     CudaGraph,
     Data,
+    EngineName,
     MegatronCore,
     Model,
     Parallelism,
@@ -21,7 +22,7 @@ from launch.contract.spec import (
 )
 from launch.support import SUPPORT, known_faults, megatron, unsupported
 from launch.support.rule import RELEASES, spell
-from orchestrator.plan.sound_fixes import keep_sound_fixes
+from orchestrator.plan.sound_fixes import alternatives, apply, keep_sound_fixes
 
 MOE = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
 SINKS = dataclasses.replace(MOE, attention_sinks=True, window_size=8)
@@ -276,6 +277,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "schedule": ({}, {"parallelism": Parallelism(pp=2, schedule="gpipe")}),
     "compile": ({}, {"training": Training(compile="elementwise")}),
     "attention_backend": ({}, {"training": Training(attention_backend="flex")}),
+    "deterministic": ({"attention_sinks": True}, {"training": dataclasses.replace(BF16, deterministic=True)}),
     "cpu_offloading": ({}, {"training": Training(cpu_offloading=True)}),
     "fp8_weight_caching": ({}, {"training": Training(precision="bf16", fp8="delayed", fp8_weight_caching=False)}),
     "variable_sequence_lengths": ({}, {"training": Training(variable_sequence_lengths=True)}),
@@ -547,6 +549,31 @@ def test_megatron_cuts_sequences_of_16_bits_without_windows_or_sinks() -> None:
         spec = dataclasses.replace(ON_GPU, model=model, training=training)
         assert "megatron.cp" not in rules_of(spec)
         assert ("megatron.cp" not in rules_of(dataclasses.replace(spec, parallelism=Parallelism(cp=2)))) is taken
+
+
+@pytest.mark.parametrize("graph", [CudaGraph(), CudaGraph("transformer_engine", ("attn",))], ids=["eager", "graphed"])
+@pytest.mark.parametrize("backend", ["auto", "transformer_engine"])
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("engine", ["torch_native", "megatron"])
+def test_no_deterministic_run_gets_the_gradient_of_sinks_from_transformer_engine(
+    engine: EngineName, release: MegatronCore, backend: Literal["auto", "transformer_engine"], graph: CudaGraph
+) -> None:
+    training = Training(precision="bf16", deterministic=True, attention_backend=backend)
+    sinks = Model(attention_sinks=True)
+    spec = dataclasses.replace(
+        ON_GPU, engine=engine, megatron_core=release, model=sinks, training=training, cuda_graph=graph
+    )
+    assert rules_of(dataclasses.replace(spec, model=Model())) == set()
+    assert rules_of(with_field(spec, "training.deterministic", False)) == set()
+    if (engine, backend) == ("torch_native", "auto"):
+        assert rules_of(spec) == set()
+        return
+    assert rules_of(spec) == {f"{engine}.deterministic"}
+    (reason,) = keep_sound_fixes(spec, unsupported(spec))
+    fixes = alternatives(reason.remedy)
+    assert fixes
+    for _, settings in fixes:
+        assert rules_of(apply(spec, settings)) == set(), settings
 
 
 def test_remedies_are_spelt_as_a_recipe_spells_them() -> None:

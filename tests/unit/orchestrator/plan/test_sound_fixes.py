@@ -95,8 +95,8 @@ def test_an_engine_that_runs_the_cell_is_named() -> None:
         if reason.rule == "megatron.yarn_positions"
     }
     assert remedy == (
-        "Set cuda_graph.scope=[moe_router, moe_preprocess], or engine=torch_native, or cuda_graph.mend=[yarn_positions], or set "
-        "training.deterministic=true, or step_checks=5: the verdict then shows the fault."
+        "Set cuda_graph.scope=[moe_router, moe_preprocess], or engine=torch_native, or cuda_graph.mend=[yarn_positions], or "
+        "step_checks=5: the verdict then shows the fault."
     )
 
 
