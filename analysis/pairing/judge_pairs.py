@@ -26,6 +26,7 @@ from analysis.verdict.curve_difference import METRIC_NAMES, METRICS
 from analysis.verdict.curve_evidence import CurveEvidence, bitwise_prefix, measure_differences
 from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.verdict import Verdict, worst
+from launch.common.text import listed
 from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
 
@@ -88,7 +89,7 @@ def judge_pairs(
     groups: dict[Digests, _Group] = {}
     for digests in dict.fromkeys(pair.attempts[1].digests for pair in pairs if pair.comparable):
         group = [pair for pair in pairs if pair.comparable and pair.attempts[1].digests == digests]
-        judged_as = _judge_group(group, baseline, margins, looks, _describe_ends(group, baseline, spec))
+        judged_as = _judge_group(group, baseline, margins, looks, _describe_unrepeatable(group, baseline, spec))
         groups[digests] = _name_equal_runs(judged_as, group, elsewhere)
     judged = [(pair, *_judge_pair(pair, groups)) for pair in pairs]
     alone = [_name_repeat(pair, own) for pair, own, _ in judged if own]
@@ -123,6 +124,28 @@ def _not_reproducible(descriptions: Iterable[str], evidence: CurveEvidence | Non
 def _name_repeat(pair: Pair, verdict: Verdict) -> Verdict:
     """Return ``verdict`` with the repeat of ``pair`` in its reason, for the verdict on the cell."""
     return replace(verdict, reason=f"repeat {pair.repeat}: {verdict.reason}") if verdict.reason else verdict
+
+
+def _describe_unrepeatable(pairs: Sequence[Pair], baseline: EagerBaseline, spec: RunSpec) -> str:
+    """Describe records besides the curves that count which show that one side does not repeat to the bit; return "" if none do."""
+    return _describe_ends(pairs, baseline, spec) or _describe_attempts(pairs, baseline)
+
+
+def _describe_attempts(pairs: Sequence[Pair], baseline: EagerBaseline) -> str:
+    """Name the attempts with other bits than the attempt of the same run that counts."""
+    first, digests = _first_compared(pairs), pairs[0].attempts[1].digests
+    used = {run.repeat: run.attempt for run in baseline.runs} | {pair.repeat: pair.attempts[0] for pair in pairs}
+    runs = [("eager", run, used[run.repeat]) for run in baseline.runs]
+    runs += [("graphed", pair.graphed, pair.attempts[1]) for pair in pairs]
+    names = [
+        f"attempt {other.number} of {side} repeat {run.repeat}"
+        for side, run, own in runs
+        for other in comparable_attempts(run, own, digests)
+        if own and own.digests == digests and has_other_bits(other.steps, own.steps, first)
+    ]
+    if not names:
+        return ""
+    return f"{listed(names)} differ{'s' * (len(names) == 1)} from the attempt that counts, so not every run repeats to the bit"
 
 
 def _describe_ends(pairs: Sequence[Pair], baseline: EagerBaseline, spec: RunSpec) -> str:

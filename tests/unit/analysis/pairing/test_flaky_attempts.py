@@ -224,6 +224,35 @@ def test_where_eager_came_to_other_bits_once_nothing_is_equal_to_them(
     assert graphed.verdict and graphed.verdict.reason.startswith(said)
 
 
+def forked(run: AttemptRecord) -> None:
+    for step in run.metrics[60:]:
+        step["loss"] += 1e-6
+
+
+@pytest.mark.parametrize("graphed", [GRAPHED, EAGER])
+def test_an_attempt_with_the_other_sides_bits_shows_that_deterministic_runs_do_not_repeat(
+    tmp_path: Path, graphed: bool
+) -> None:
+    """All graphed runs that count take another path than all eager ones, but a cancelled attempt took the other side's."""
+
+    def edit(run: AttemptRecord) -> None:
+        if run.spec.graphed is graphed and run.spec.repeat == 0:
+            first = dataclasses.replace(run, metrics=[dict(m) for m in run.metrics])
+            if not graphed:
+                forked(first)
+            ended("CANCELLED")(first)
+            write_attempt(SweepPaths(tmp_path), first)
+            run.number = 2
+        if run.spec.graphed:
+            forked(run)
+
+    write_sweep(tmp_path, edit=edit, device="cuda", repeats=3, deterministic=True)
+    (cell,) = (result for result in judge_sweep(SweepPaths(tmp_path)).results if result.cell.graphed)
+    assert cell.verdict and cell.verdict.verdict == "INCONCLUSIVE"
+    side = "graphed" if graphed else "eager"
+    assert f"attempt 1 of {side} repeat 0 differs from the attempt that counts" in cell.verdict.reason
+
+
 def between_margins(run: AttemptRecord) -> None:
     # This is beyond the margin of the eager runs, and within two margins of the other attempt.
     run.metrics[89]["loss"] += 1.5e-3
