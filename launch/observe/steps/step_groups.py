@@ -35,3 +35,8 @@ class StepGroups:
     def first_may_have_ended(self) -> bool:
         """Whether the first training step has ended if no other optimizer follows."""
         return bool(self._open) and not self._members
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an optimizer has stepped since the last training step that is known to have ended."""
+        return bool(self._open)

@@ -199,7 +199,8 @@ class TrainingSteps:
             NumericError: a number is not finite.
             ProgramError: steps or their metrics are missing.
         """
-        if self.groups.first_may_have_ended and self._moment is not None and not self.announced:
+        # An optimizer may have skipped the last step.
+        if self.groups.is_open and self._moment is not None and not self.announced:
             self._end(self._moment)
         self.write(at_end=True)
         if not self._rank.done and self.lines.is_writer:

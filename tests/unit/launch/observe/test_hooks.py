@@ -79,6 +79,14 @@ def test_a_step_that_ends_before_its_last_optimizer_has_a_time(tmp_path: Path) -
     assert all(0 < one.step_time_ms < 10_000 for one in seen.steps[1:])
 
 
+def test_the_last_step_counts_although_an_optimizer_skips_it(tmp_path: Path) -> None:
+    skips = TWO.replace("    second.step()", "    if number != STEPS - 1: second.step()")
+    seen = observe(tmp_path, skips, spec_of())
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [one.step for one in seen.steps] == list(range(STEPS))
+    assert f"'loss': {seen.steps[-1].loss}}}" in seen.log.splitlines()[-1]
+
+
 def test_an_optimizer_that_steps_alone_and_within_another_is_counted_as_before(tmp_path: Path) -> None:
     """Whether its step counts depends on the step in which it runs, so this is asked at each one."""
     text = CONTAINER.replace("    container.step()", "    container.step() if number % 2 else optimizer.step()")
