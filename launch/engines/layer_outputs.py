@@ -29,13 +29,15 @@ class LayerOutputs:
             gradient = LayerResult(self._names[position], position, micro_batch, True)
             output.grad_fn.register_prehook(partial(self._keep_gradient, gradient, output.output_nr))
 
-    def _keep_gradient(self, result: LayerResult, number: int, gradients: tuple[torch.Tensor, ...]) -> None:
-        """Keep the gradient of output ``number`` of an autograd node.
+    def _keep_gradient(self, result: LayerResult, number: int, gradients: tuple[torch.Tensor | None, ...]) -> None:
+        """Keep the gradient of output ``number`` of an autograd node, unless only other outputs of it have one.
 
         A hook of the tensor would not do: a local graph of Megatron-Core returns the same tensor in each replay, and PyTorch runs
         hooks only for the node that made the tensor when it got its first hook (torch 2.11 _tensor.py, ``register_hook``).
         """
-        self._keep(result, gradients[number])
+        gradient = gradients[number]
+        if gradient is not None:
+            self._keep(result, gradient)
 
     def _keep(self, result: LayerResult, tensor: torch.Tensor) -> None:
         if result not in self.kept:
