@@ -154,8 +154,8 @@ LAYOUTS = {
 def test_two_gpus_replay_what_they_compute(
     name: str, parallelism: Parallelism, graphs: list[CudaGraph], fp8: Any, tmp_path: Path
 ) -> None:
-    if (found := torch.cuda.device_count()) < 2:
-        pytest.skip(f"2 GPUs are needed, and this host has {found}")
+    found = torch.cuda.device_count()
+    assert found >= 2, f"2 GPUs are needed, and this host has {found}: deselect with -k 'not two'"
     spec = replace(
         spec_of(name, EAGER, fp8, global_batch_size=16), model=replace(MODELS[name], num_layers=4),
         parallelism=parallelism, placement=Placement(device="cuda", ranks_per_node=2),
