@@ -35,9 +35,19 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 RESULTS, PAGE, REPORT = DOCS / "results", DOCS / "memory.md", DOCS / "results" / "forecast" / "report.md"
 EXAMPLE = "plan gpt_oss_120b --explain memory transformer_engine.attn.mended"
 MISS = 0.05
+LEAN_LLAMA = "sequence_length=8192, global_batch_size=2, optimizer_precision=lean"
 EXPLAINED = {
     ("failure_gallery", "eager, kind=input_freed"): "The injected fault holds 64 MiB, which no recipe implies.",
     ("local_inputs", "full_iteration"): "After the capture the allocator holds 1.2 GiB more than before. The cause is unknown.",
+    ("memory", "eager, sequence_length=2048, global_batch_size=8"): "The build frees the first copies of the weights. The tensors "
+    "of the loss are larger, so these blocks stay unused.",
+    ("memory", f"eager, {LEAN_LLAMA}, recompute=full"): "As the cell with 2,048 tokens.",
+    ("memory", f"full_iteration, {LEAN_LLAMA}, recompute=full"): "As the cell with 2,048 tokens.",
+    ("memory", f"full_iteration, engine=megatron, {LEAN_LLAMA}, recompute=selective, recompute_modules=[mlp]"): "At the capture, "
+    "5 GiB of blocks stay outside of the pool in addition to the state. The cause is unknown.",
+    ("memory", "full_iteration, engine=megatron, preset=gpt_oss_20b, num_layers=4, moe_expert_capacity_factor=1.25, "
+     "moe_pad_expert_input_to_capacity=true, sequence_length=2048, global_batch_size=4, optimizer_precision=lean"):
+    "As the other lean cell of Megatron-Core, with 8 GiB.",
     ("two_nodes", "torch.attn.moe_router"): "0.1 GiB is missing in the eager step already, 0.2 GiB in what the capture adds. The "
     "cause is unknown; next to a state of 1.2 GiB it weighs more than elsewhere.",
     ("qwen3_8l_megatron_parallel", "transformer_engine.attn, ep=4"): "Dropless experts of several ranks: each routing leaves blocks "

@@ -191,16 +191,19 @@ def logits_bytes(spec: RunSpec) -> int:
     """Return the most bytes that logits and loss of a micro-batch take on the last stage.
 
     These are logits in training precision and in fp32, and their softmax in fp32. A compiled loss takes only logits and their
-    gradient. With several tensor-parallel ranks torch_native shifts and exponentiates separately. Megatron-Core writes the
-    softmax over its fp32 logits (tensor_parallel/cross_entropy.py), except in its fused loss, whose compiled parts each
-    return a new tensor. Runs in fp32 and deterministic ones do not fuse it.
+    gradient. torch_native's eager loss takes most in its backward pass: the softmax and two gradients, all in fp32. With several
+    tensor-parallel ranks torch_native shifts and exponentiates separately. Megatron-Core writes the softmax over its fp32 logits
+    (tensor_parallel/cross_entropy.py), except in its fused loss, whose compiled parts each return a new tensor. Runs in fp32 and
+    deterministic ones do not fuse it.
     """
     training, layout = spec.training, spec.parallelism
     element, native = BYTES[training.precision], spec.engine == "torch_native"
-    sharded_native = native and layout.tp > 1
     in_place = not native and (training.deterministic or training.precision == "fp32")
-    if native and training.compile == "elementwise" and not sharded_native:
-        copies = 2 * element
+    logits = element if element < FP32 else 0
+    if native and layout.tp > 1:
+        copies = logits + 3 * FP32
+    elif native:
+        copies = 2 * element if training.compile == "elementwise" else 3 * FP32
     else:
-        copies = (element if element < FP32 else 0) + (3 if sharded_native else 1 if in_place else 2) * FP32
+        copies = logits + (1 if in_place else 2) * FP32
     return tokens_of(spec) * spec.model.vocab_size // layout.tp * copies

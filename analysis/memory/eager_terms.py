@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 
-from analysis.memory.activations import logits_bytes, routed_tokens, tensors_of_width, tokens_of
+from analysis.memory.activations import FP32, logits_bytes, routed_tokens, tensors_of_width, tokens_of
 from analysis.memory.rank_load import CellLoad, RankLoad
 from analysis.memory.static_memory import Part
 from analysis.memory.term import Term, mib, times_constant, total
@@ -97,15 +98,11 @@ def _activations(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
 
 
 def _recomputation(rank: RankLoad) -> Term:
-    """Return the (negative) term of full recomputation.
-
-    Keep the inputs of all layers, and all tensors of the layer that is being recomputed.
-    """
-    one = max(sum(kept.values()) for kept in rank.cell.kept_by_layer.values())
+    """Return the (negative) term of full recomputation, which keeps the inputs of all layers."""
     kept = rank.passes * sum(rank.kept.values()) + rank.expected_imbalance
-    stays = min(kept, round(rank.passes * rank.layers * rank.cell.layer_input) + one)
-    values = (rank.passes, rank.layers, rank.cell.layer_input, one)
-    formula = "{} passes in flight x {:g} layers x {:,} bytes of input and {:,} bytes of one layer stay"
+    stays = min(kept, round(rank.passes * rank.layers * rank.cell.layer_input))
+    values = (rank.passes, rank.layers, rank.cell.layer_input)
+    formula = "{} passes in flight x {:g} layers x {:,} bytes of input stay"
     return Term("recomputation", stays - kept, formula, values, RECOMPUTATION)
 
 
@@ -126,11 +123,23 @@ def _in_passing(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
     moments = [_backward(rank, part) for part in rank.kept if part in ("mlp", "experts") and part not in captured]
     if rank.spec.parallelism.cp > 1 and "attention" in rank.kept and "attention" not in captured:
         moments.append(_ring(rank))
+    of_layers, of_loss = [max(moments, key=_bytes)] if moments else [], []
+    if rank.spec.training.recompute == "full":
+        of_layers.append(_recomputed_layer(rank))
     if rank.is_last:
-        moments += [_loss(rank), _output_layer(rank)]
-    if moments:
-        yield max(moments, key=lambda term: term.bytes)
+        of_loss = [max(_loss(rank), _output_layer(rank), key=_bytes), *_logits_block(rank)]
+    yield from max(of_layers, of_loss, key=total)
     yield from _exchanged(rank)
+
+
+def _bytes(term: Term) -> int:
+    return term.bytes
+
+
+def _recomputed_layer(rank: RankLoad) -> Term:
+    """Return what the layer that is being recomputed holds."""
+    size = max(sum(kept.values()) for kept in rank.cell.kept_by_layer.values())
+    return Term("recomputed layer", size, "{:,} bytes of the largest layer", (size,), RECOMPUTATION)
 
 
 def _ring(rank: RankLoad) -> Term:
@@ -152,6 +161,19 @@ def _loss(rank: RankLoad) -> Term:
     return Term(
         "logits and loss", logits_bytes(rank.spec), "{:,} tokens x {:,} logits, and copies", values, ACTIVATIONS
     )
+
+
+def _logits_block(rank: RankLoad) -> Iterator[Term]:
+    """Yield the block of the logits in training precision, which torch_native's eager loss frees in its forward pass.
+
+    It is too small for the fp32 gradients of the backward pass.
+    """
+    spec = rank.spec
+    if rank.cell.is_native and spec.training.compile != "elementwise" and rank.cell.element < FP32:
+        values = (tokens_of(spec), spec.model.vocab_size // spec.parallelism.tp, rank.cell.element)
+        yield Term(
+            "unused block of logits", math.prod(values), "{:,} tokens x {:,} logits x {} bytes", values, EAGER, "cached"
+        )
 
 
 def _output_layer(rank: RankLoad) -> Term:
