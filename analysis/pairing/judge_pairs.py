@@ -19,7 +19,7 @@ from analysis.pairing.eager_baseline import EagerBaseline, MissingRun
 from analysis.pairing.flaky_attempts import OtherAttempt, comparable_attempts, deviations, has_other_bits
 from analysis.pairing.logged_runs import judge_logs
 from analysis.pairing.pair import Pair, margins_for
-from analysis.pairing.parameter_updates import both_update, describe_unequal_ends
+from analysis.pairing.parameter_updates import describe_unequal_ends
 from analysis.records.run import Attempt, Digests, attempts_of
 from analysis.records.steps import Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS
@@ -289,7 +289,7 @@ def _judge_together(
     """
     graphed = {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
     expected = np.arange(max(map(len, graphed.values())))
-    first, learnt = _first_compared(pairs), all(both_update(*pair.attempts) for pair in pairs)
+    first, learnt = _first_compared(pairs), all(pair.learns for pair in pairs)
     judge = partial(judge_curves, margins=margins, learnt=learnt, looks=looks, unrepeatable=unrepeatable)
     verdict = judge(eager, graphed, expected, first, perturbed=perturbed)
     if verdict.passes and others.deviating:

@@ -15,10 +15,11 @@ from analysis.graphs.replay_check import Replay, check_replay
 from analysis.pairing.eager_baseline import EagerBaseline
 from analysis.pairing.first_replay import compare_first_replays
 from analysis.pairing.flaky_attempts import contradictions
-from analysis.pairing.parameter_updates import check_end, check_updates
+from analysis.pairing.parameter_updates import both_update, check_end, check_updates
 from analysis.pairing.precapture_check import capture_step, check_phases
 from analysis.pairing.printed_metrics import check_digits, check_sources
 from analysis.pairing.program_settings import check_settings
+from analysis.pairing.step_checks import has_clean_checks
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
 from analysis.records.steps import Steps
@@ -58,6 +59,8 @@ class Pair:
     """INCONCLUSIVE if small gradients differ. It takes the place of a pass."""
     made_elsewhere: bool = False
     """Whether only the logs of both runs are known."""
+    learns: bool = False
+    """Whether records besides the losses show that both runs update parameters, and in the same way."""
 
     @property
     def comparable(self) -> bool:
@@ -106,6 +109,7 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
         differences(before.environment, after.environment),
         contradictions(graphed, tuple(curves.values()), margins_for(spec, margins)),
         None if exact and not exact.passes else _doubt(before, after, baseline, spec),
+        learns=both_update(before, after, has_clean_checks(graphed.repeat, after, spec)),
     )
 
 

@@ -77,6 +77,12 @@ def collect_step_checks(attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) 
     )
 
 
+def has_clean_checks(repeat: int, attempt: Attempt, spec: RunSpec) -> bool:
+    """Return whether every planned step of the graphed ``attempt`` was checked, and no check found a fault."""
+    checks = collect_step_checks([(repeat, attempt)], spec)
+    return checks is not None and not checks.fault and not checks.undecided
+
+
 def fault_of(attempt: Attempt | PartialAttempt) -> str:
     """Describe the worst fault that the step checks of ``attempt`` found; return "" without one."""
     fault = _describe_fault([_Found(rank, check) for rank, checks in attempt.step_checks.items() for check in checks])

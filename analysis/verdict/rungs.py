@@ -47,8 +47,8 @@ _AGAIN = (
 )
 _MOVE = "make the loss fall (learning rate, data, loss scale, more steps), or set a margin that suits such losses"
 _LEARN = (
-    "train for more steps until the loss falls by more. Or capture without the optimizer; for curves from files, compare digests "
-    "of the parameters after the capture and at the end"
+    "train for more steps until the loss falls by more. Or set step_checks: 5, which compares what a captured optimizer writes; "
+    "for curves from files, compare digests of the parameters after the capture and at the end"
 )
 _NO_DRIFT = ", so a slow drift would not show"
 _LONGER = "train for twice as many steps: growth will leave the margin, and noise will not"

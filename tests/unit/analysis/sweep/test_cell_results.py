@@ -167,9 +167,18 @@ def test_ranks_that_are_replicas_in_eager_runs_alone_are_a_divergence(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("scope", "verdict"), [(["forward_backward"], "EQUIVALENT"), (["forward_backward", "optimizer"], "INCONCLUSIVE")]
+    ("scope", "step_checks", "lost", "verdict"),
+    [
+        (["forward_backward"], 0, False, "EQUIVALENT"),
+        (["forward_backward", "optimizer"], 0, False, "INCONCLUSIVE"),
+        (["forward_backward", "optimizer"], 3, False, "EQUIVALENT"),
+        (["forward_backward", "optimizer"], 3, True, "INCONCLUSIVE"),
+    ],
+    ids=["not captured", "captured", "checked", "a lost check"],
 )
-def test_a_captured_optimizer_passes_only_if_the_loss_falls(tmp_path: Path, scope: list[str], verdict: str) -> None:
+def test_a_captured_optimizer_passes_only_if_the_loss_falls_or_checks_compare_it(
+    tmp_path: Path, scope: list[str], step_checks: int, lost: bool, verdict: str
+) -> None:
     """At a low learning rate, even updates in the wrong direction stay within the margin, although digests change."""
 
     def edit(run: AttemptRecord) -> None:
@@ -180,8 +189,12 @@ def test_a_captured_optimizer_passes_only_if_the_loss_falls(tmp_path: Path, scop
             step["loss"] = 5 + batch + noise + towards * step["step"] / len(run.metrics)
         for event in (event for events in run.events.values() for event in events if "graphs" in event):
             event["graphs"]["effective_scope"] = scope
+        if lost:
+            run.events[0] = [
+                event for event in run.events[0] if event.get("step") != 62 or event["kind"] != "step_check"
+            ]
 
-    found = graphed_result(write_sweep(tmp_path, edit=edit)).verdict
+    found = graphed_result(write_sweep(tmp_path, edit=edit, step_checks=step_checks)).verdict
     assert found and found.verdict == verdict
     assert ("the variation between batches hides whether it learns" in found.reason) == (verdict == "INCONCLUSIVE")
 
