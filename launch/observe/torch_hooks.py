@@ -20,12 +20,12 @@ def install(torch: ModuleType, observer: Observer) -> None:
     # torch.optim deletes its attribute for this module.
     optimizers = sys.modules["torch.optim.optimizer"]
 
-    optimizers.register_optimizer_step_pre_hook(observer.before_optimizer)
-    optimizers.register_optimizer_step_post_hook(observer.after_optimizer)
+    optimizers.register_optimizer_step_pre_hook(_untraced(observer.before_optimizer))
+    optimizers.register_optimizer_step_post_hook(_untraced(observer.after_optimizer))
     _hook_graph(torch.cuda.graphs.CUDAGraph, observer)
     clipping = sys.modules["torch.nn.utils.clip_grad"]
     clip = clipping.clip_grad_norm_
-    seen = _after(clip, lambda norm, *_: observer.take_own("grad_norm", norm))
+    seen = _after(clip, _untraced(lambda norm, *_: observer.take_own("grad_norm", norm)))
     clipping.clip_grad_norm_ = torch.nn.utils.clip_grad_norm_ = seen  # type: ignore[attr-defined]
     after_import("torch.utils.tensorboard.writer", lambda module: _hook_writer(torch, module.SummaryWriter, observer))
     after_import("transformers.trainer", lambda module: _hook_trainer(module.Trainer, observer))
@@ -36,6 +36,15 @@ def install(torch: ModuleType, observer: Observer) -> None:
     after_import("wandb.sdk.wandb_run", lambda module: _hook_logger(module.Run, "log", observer))
     for stream in {sys.stdout, sys.stderr}:
         _hook_stream(stream, observer)
+
+
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return ``hook`` for functions that the program may compile: Dynamo neither traces it nor what it calls.
+
+    It takes 0.4 us longer. It imports Dynamo only when it is called, and torch.optim has imported that by then.
+    """
+    untraced: Callable[..., None] = sys.modules["torch._compile"]._disable_dynamo(lambda *arguments: hook(*arguments))
+    return untraced
 
 
 def _hook_graph(graph: Any, observer: Observer) -> None:

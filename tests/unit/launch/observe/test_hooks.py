@@ -95,6 +95,34 @@ def test_an_optimizer_that_steps_alone_and_within_another_is_counted_as_before(t
     assert [one.step for one in seen.steps] == list(range(STEPS))
 
 
+COMPILED = """
+import warnings
+import torch
+warnings.simplefilter("ignore", DeprecationWarning)  # Dynamo imports torch.jit.
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+@torch.compile(backend="eager")
+def train(batch):
+    loss = model(batch).square().mean()
+    model.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss
+for number, batch in enumerate(torch.randn(STEPS, 8, 4)):
+    print({"step": number, "loss": train(batch).item()})
+"""
+
+
+def test_a_compiled_step_with_its_optimizer_is_observed(tmp_path: Path) -> None:
+    seen = observe(tmp_path, COMPILED, spec_of(graphed=True))
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [one.step for one in seen.steps] == list(range(STEPS))
+    (choices,) = seen.events("choices")
+    assert choices["choices"]["grad_norm"] == "the program's own functions"
+
+
 @pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
 def test_tensorboard_logs_what_the_observer_reads(tmp_path: Path, kind: str) -> None:
     """Its writer rounds bfloat16 to float16, so the observer reads such a tensor itself."""
