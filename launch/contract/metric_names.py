@@ -29,7 +29,8 @@ _PAIR = re.compile(
 _OTHER = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test|testing|ema)\b", re.IGNORECASE)
 """Words that mark a loss as that of an evaluation, and not of training."""
 _NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)", re.IGNORECASE)
-_STEP = re.compile(r"\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b(?!\s*%|,\d)", re.IGNORECASE)
+_STEP = re.compile(r"(?<!/)(?<!/ )(?<!per )\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b(?!\s*%|,\d)", re.IGNORECASE)
+"""The number of a step. A time per step (``ms/step: 83``) is none."""
 _COMMA = re.compile(
     r"([A-Za-z][A-Za-z_ /.-]{0,40}?)['\"]?(?:\s*[:=]\s*|\s+)([-+]?\d[\d.]{0,30},\d[\d.,]{0,30})", re.IGNORECASE
 )

@@ -67,6 +67,8 @@ LINES: dict[str, dict[str, float]] = {
     "step:  37%|###  | 41/110 [00:01<00:02, loss=0.53]": {"loss": 0.53},
     "loss: tensor(0.25, grad_fn=<MulBackward0>)": {"loss": 0.25},
     "loss .5": {"loss": 0.5},
+    "loss 2.5 | ms/step: 83.1 | time per step 0.08": {"loss": 2.5},
+    "loss 2.5 | 83 ms/step | iter 7": {"step": 7, "loss": 2.5},
     "loss 1,234.5": {},
     "[valid] step 3 loss 0.5": {},
     "val: loss=0.5": {},
