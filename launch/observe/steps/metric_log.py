@@ -125,6 +125,11 @@ class MetricLog:
     def at(self, metric: Metric, step: int) -> Later | None:
         return self._values[metric].get(step)
 
+    @property
+    def furthest(self) -> int:
+        """The last step with a loss that is not written, or -1."""
+        return max(self._values["loss"], default=-1)
+
     def forget(self, step: int) -> None:
         """Drop the values of a step that is written."""
         for values in self._values.values():

@@ -20,6 +20,9 @@ WAIT_STEPS = 2
 OTHER_RANK_AFTER = 8
 """After this many steps without metrics of rank 0, the last rank writes its own. Megatron logs on the last rank."""
 MOST_WAITING = 10_000
+MOST_AHEAD = 1.5
+"""How far the program's numbers may run ahead of its optimizer's steps, as a multiple of these. Loss scaling skips some of them,
+while micro-batches have at least twice as many numbers."""
 
 
 class StepLines:
@@ -75,7 +78,7 @@ class StepLines:
 
         Raises:
             NumericError: a number is not finite. Its step has a line.
-            ProgramError: too many steps wait for their metrics.
+            ProgramError: too many steps wait for their metrics, or the program numbers other steps than its optimizer's.
         """
         complete = self.ended >= self.last
         timed = min(self.ended, self._spec.training.steps)
@@ -87,6 +90,12 @@ class StepLines:
             if not self._others_write():
                 raise ProgramError(self.why_incomplete(replays))
             self._drop()
+        if complete and (numbered := self.log.furthest + 1) >= MOST_AHEAD * self.ended:
+            raise ProgramError(
+                f"the program shows losses of {numbered} steps in {self.ended} steps of its optimizer, perhaps one of each "
+                "micro-batch: number and log the optimizer's steps, or call launch.observe.step(loss=..., grad_norm=...) at "
+                "the end of each"
+            )
         return complete and (self.written == timed or self._others_write())
 
     def flush(self) -> None:
@@ -149,7 +158,10 @@ class StepLines:
                 "optimizer, call launch.observe.step(loss=..., grad_norm=...) at the end of each step"
             )
         if ended < wanted:
-            return f"the program ended after {ended} of {wanted} steps: let it take {wanted} ({{steps}} in the command)"
+            return (
+                f"the program ended after {ended} of {wanted} steps of its optimizer: let it take {wanted} ({{steps}} in the "
+                "command), not counting those that it skips, as loss scaling does"
+            )
         for metric in ("loss", "grad_norm"):
             if self.log.source(metric) is None:
                 return (
