@@ -33,7 +33,7 @@ class WrappedCommands:
     graphed: str
     workdir: str
     code: str
-    """The digest of the program's files. A changed program makes another sweep."""
+    """The digest of the program's files. A changed program makes another sweep, and so do other steps or ranks."""
     steps: int
     repeats: int
     ranks: int
@@ -93,7 +93,7 @@ class WrappedCommands:
         if problems := [*self._find_other_differences()]:
             raise InputError(problems)
         content: dict[str, Any] = {
-            "name": f"wrap_{digest([eager, graphed, self.workdir, self.code])}",
+            "name": f"wrap_{digest([eager, graphed, self.workdir, self.code, self.steps, self.ranks])}",
             "engine": "command",
             "command": {
                 "run": shlex.join(common),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,13 @@ def test_each_side_runs_its_own_words(tmp_path: Path, eager: str, graphed: str, 
     ]
     assert cells[0].spec.workload_id == cells[1].spec.workload_id
     assert cells[0].spec.parallelism.world_size == 2
+
+
+@pytest.mark.parametrize("other", [{"steps": 20}, {"ranks": 1}])
+def test_runs_that_an_earlier_sweep_has_not_get_another_name(other: dict[str, int]) -> None:
+    one = wrapped("python t.py", "python t.py --graphs")
+    assert dataclasses.replace(one, **other).recipe.splitlines()[0] != one.recipe.splitlines()[0]  # type: ignore[arg-type]
+    assert dataclasses.replace(one, repeats=9).recipe.splitlines()[0] == one.recipe.splitlines()[0]
 
 
 @pytest.mark.parametrize(
