@@ -296,7 +296,7 @@ def _from_last_words(words: LastWords, evidence: Evidence, phase: Phase, code: i
     unseen = ", and no optimizer step of it was seen" if code == 0 else " before its first optimizer step"
     before = "" if {*evidence.phases.values()} - {"init"} else unseen
     of_signal = (row for row in classes.SIGNALS if row.name == words.kind)
-    row = words.row(phase) or next(of_signal, classes.PROGRAM)
+    row = words.row(phase) or next(of_signal, classes.PROGRAM if before else classes.EXIT)
     said = f": {words.text}" if words.text else ""
     if rank is not None and words.rank in evidence.ranks_beside(rank):
         rank = words.rank

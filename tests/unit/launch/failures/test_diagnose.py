@@ -253,9 +253,9 @@ def test_a_launchers_exit_is_that_of_all_ranks_that_it_started_and_of_no_rank_of
         return diagnosis.failure_class, diagnosis.rank
 
     assert found(*closed) == ("COMMUNICATION", 0)
-    assert found(*closed[:3]) == ("PROGRAM", 2), "rank 3 has gone, and all others speak of it"
-    assert found(*closed[:2]) == ("PROGRAM", 2)
-    assert found(*closed[1:]) == found(*closed[2:]) == ("PROGRAM", 0)
+    assert found(*closed[:3]) == ("EXIT", 2), "rank 3 has gone, and all others speak of it"
+    assert found(*closed[:2]) == ("EXIT", 2)
+    assert found(*closed[1:]) == found(*closed[2:]) == ("EXIT", 0)
     assert found(*closed[:3], said(3, 4.0, "KeyError", "x")) == ("KeyError", 3)
 
 
