@@ -14,10 +14,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
-from launch.contract.paths import OBSERVED, AttemptPaths
+from launch.contract.paths import AttemptPaths
 from launch.contract.spec import RunSpec
 from launch.failures.diagnose import Diagnosis, Evidence, RankExit
 from launch.slurm.allocation import LOOPBACK, free_port
@@ -25,6 +24,7 @@ from launch.supervise.child_process import start
 from launch.supervise.forked_ranks import ForkedRank, ForkServers
 from launch.supervise.oom_kills import oom_kills
 from launch.supervise.rank_environment import rank_variables
+from launch.supervise.user_command import observed_processes
 
 GRACE_SECONDS = 5.0
 """The time between SIGTERM and SIGKILL."""
@@ -133,16 +133,6 @@ def rank_program(spec: RunSpec) -> tuple[str, int]:
     worker = "launch.supervise.profiled_rank" if spec.profile == "nsys" else WORKER
     module = "launch.supervise.user_command" if spec.engine == "command" else worker
     return module, spec.placement.ranks_per_node // spec.ranks_per_task
-
-
-def observed_processes(attempt: AttemptPaths) -> set[int]:
-    """Return the running processes of the user's program in ``attempt``. Launchers start ranks in sessions of their own."""
-    mark, found = f"{OBSERVED}={attempt.root.absolute()}".encode(), set()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark in path.read_bytes().split(b"\0"):
-                found.add(int(path.parent.name))
-    return found
 
 
 def local_variables(spec: RunSpec, cluster: Mapping[str, str], slot_names: tuple[str, ...]) -> dict[str, str]:

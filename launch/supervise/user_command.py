@@ -6,8 +6,11 @@ processes load launch.observe, because its folder comes first in their PYTHONPAT
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +22,8 @@ from launch.contract.spec import RunSpec, read_spec
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
 
+END_SECONDS = 0.1
+"""The time between two looks for processes that are to end."""
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
@@ -60,6 +65,37 @@ def program_variables(spec: RunSpec, attempt: AttemptPaths, inherited: Mapping[s
     return variables
 
 
+def end_with_supervisor(attempt: AttemptPaths) -> None:
+    """Leave a process that ends all processes of the program once the supervisor is gone, which closes their standard input.
+
+    The kernel ends only the process that the supervisor started, and not the ranks of a torchrun.
+    """
+    if os.fork() != 0:
+        os.wait()
+        return
+    # The program gets no child that it did not start, and a signal to its group leaves this process alone.
+    os.setsid()
+    if os.fork() == 0:
+        while os.read(0, 1):
+            pass
+        while processes := observed_processes(attempt):
+            for pid in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(END_SECONDS)
+    os._exit(0)
+
+
+def observed_processes(attempt: AttemptPaths) -> set[int]:
+    """Return the running processes of the user's program in ``attempt``. Launchers start ranks in sessions of their own."""
+    mark, found = f"{OBSERVED}={attempt.root.absolute()}".encode(), set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                found.add(int(path.parent.name))
+    return found
+
+
 def _places(attempt: AttemptPaths, environment: Mapping[str, str]) -> dict[str, str]:
     return {
         "output": str(attempt.output),
@@ -71,5 +107,7 @@ def _places(attempt: AttemptPaths, environment: Mapping[str, str]) -> dict[str, 
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    if PARENT in os.environ:  # Slurm ends the processes of a step.
+        end_with_supervisor(AttemptPaths(Path(sys.argv[1])))
+        die_with_parent()
     main(sys.argv[1:])
