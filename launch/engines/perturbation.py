@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 
 def next_after(values: torch.Tensor, toward: float = math.inf) -> torch.Tensor:
@@ -20,3 +23,18 @@ def next_output(outputs: Any, toward: float = math.inf) -> Any:
     if isinstance(outputs, torch.Tensor):
         return next_after(outputs, toward)
     return next_after(outputs[0], toward), *outputs[1:]
+
+
+@contextmanager
+def outputs_perturbed(modules: Iterable[nn.Module], toward: float) -> Iterator[None]:
+    """Perturb the outputs of ``modules`` inside the context."""
+
+    def perturb(module: nn.Module, inputs: Any, outputs: Any) -> Any:
+        return next_output(outputs, toward)
+
+    hooks = [module.register_forward_hook(perturb) for module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

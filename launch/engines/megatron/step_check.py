@@ -20,7 +20,7 @@ from launch.engines.megatron.observed_layers import ObservedLayers
 from launch.engines.megatron.observed_router import ObservedRouter
 from launch.engines.megatron.random_tracker import generators_of_steps
 from launch.engines.megatron.schedule import Schedule, to_scalar
-from launch.engines.perturbation import next_after, next_output
+from launch.engines.perturbation import outputs_perturbed
 from launch.engines.torch_native.moe.router import RepeatedChoice
 
 
@@ -83,22 +83,11 @@ class MegatronStep:
 
         Hidden choices may jump, so no scale of rounding fits them.
         """
-
-        def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
-            return next_output(outputs, toward)
-
         models = (get_attr_wrapped_model(chunk, "pre_process", return_model_obj=True) for chunk in self.schedule.chunks)
         first = [model for model in models if model.pre_process]
-        handles = [model.decoder.layers[0].register_forward_hook(move) for model in first]
-        if embedding:
-            handles += [
-                model.embedding.register_forward_hook(lambda *run: next_after(run[-1], toward)) for model in first
-            ]
-        try:
+        embeddings = [model.embedding for model in first if embedding]
+        with outputs_perturbed([*embeddings, *(model.decoder.layers[0] for model in first)], toward):
             yield not self._hides_choices
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def results(self) -> Iterator[tuple[str, torch.Tensor]]:
         for number, loss in enumerate(self.schedule.losses):

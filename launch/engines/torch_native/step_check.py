@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
 
 from launch.contract.records.step_check import LayerResult
-from launch.engines.graph_protocol import GraphedStep
-from launch.engines.perturbation import next_after, next_output
+from launch.engines.graph_protocol import GraphedStep, replaced
+from launch.engines.perturbation import outputs_perturbed
 from launch.engines.random_states import default_generators
 from launch.engines.torch_native.compiled_model import CompiledModel
 from launch.engines.torch_native.moe.router import RepeatedChoice
@@ -86,21 +85,10 @@ class TorchNativeStep:
 
         Yield False if the uncaptured code is compiled whole, because it then runs no hooks, or if routers hide choices.
         """
-
-        def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
-            return next_output(outputs, toward)
-
         first = [chunk for chunk in self.train_step.chunks if chunk.is_first]
-        handles = [chunk.named_layers()["0"].register_forward_hook(move) for chunk in first]
-        if embedding:
-            handles += [
-                chunk.embedding.register_forward_hook(lambda *run: next_after(run[-1], toward)) for chunk in first
-            ]
-        try:
+        embeddings = [chunk.embedding for chunk in first if embedding]
+        with outputs_perturbed([*embeddings, *(chunk.named_layers()["0"] for chunk in first)], toward):
             yield not self._is_compiled and not self._hides_choices
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def results(self) -> Iterator[tuple[str, torch.Tensor]]:
         step = self.train_step
@@ -172,13 +160,8 @@ class TorchNativeStep:
     def _holding_others(self) -> AbstractContextManager[None]:
         return nullcontext() if self.compared is None else self.train_step.optimizer.updating_only(self.compared)
 
-    @contextmanager
-    def _keeping_routing(self) -> Iterator[None]:
-        self.train_step.keep_routing = True
-        try:
-            yield
-        finally:
-            self.train_step.keep_routing = False
+    def _keeping_routing(self) -> AbstractContextManager[None]:
+        return replaced(self.train_step, "keep_routing", True)
 
     @contextmanager
     def _repeating(self, repeated: Mapping[str, torch.Tensor]) -> Iterator[None]:

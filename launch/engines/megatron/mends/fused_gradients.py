@@ -13,6 +13,8 @@ from typing import Any
 
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from launch.engines.graph_protocol import replaced
+
 
 @contextmanager
 def gradients_added() -> Iterator[None]:
@@ -24,6 +26,5 @@ def gradients_added() -> Iterator[None]:
                 module.is_first_microbatch = False
         return capture(layer, *arguments, **named)
 
-    TransformerLayer._te_cuda_graph_capture = with_gradients_added
-    yield
-    TransformerLayer._te_cuda_graph_capture = capture
+    with replaced(TransformerLayer, "_te_cuda_graph_capture", with_gradients_added):
+        yield

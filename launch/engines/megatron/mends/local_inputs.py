@@ -6,17 +6,12 @@ graphs take more memory. Megatron-LM pull request 4433 removed the pool.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager
 
 from megatron.core.transformer import cuda_graphs
 
+from launch.engines.graph_protocol import replaced
 
-@contextmanager
-def inputs_kept() -> Iterator[None]:
-    pool: Any = cuda_graphs.TensorReusePool
-    insert = pool.insert
-    pool.insert = lambda self, buffer: None
-    yield
-    pool.insert = insert
+
+def inputs_kept() -> AbstractContextManager[None]:
+    return replaced(cuda_graphs.TensorReusePool, "insert", lambda self, buffer: None)

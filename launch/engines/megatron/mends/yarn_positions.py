@@ -14,6 +14,8 @@ from typing import Any
 
 from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 
+from launch.engines.graph_protocol import replaced
+
 
 @contextmanager
 def positions_captured() -> Iterator[None]:
@@ -29,6 +31,5 @@ def positions_captured() -> Iterator[None]:
             each["rotary_pos_emb"] = positions
         return inputs, keywords
 
-    TECudaGraphHelper._get_sample_arguments = with_positions
-    yield
-    TECudaGraphHelper._get_sample_arguments = make_inputs
+    with replaced(TECudaGraphHelper, "_get_sample_arguments", with_positions):
+        yield
