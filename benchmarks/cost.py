@@ -18,7 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,33 +69,28 @@ def read_cost(sweep: SweepPaths) -> Cost:
     attempts = [attempt for run_id in runs for attempt in sorted((sweep.root / "runs" / run_id).glob("attempts/*"))]
     ended = {attempt.parent.parent.name for attempt in attempts if (attempt / "outcome.json").exists()}
     # A perturbed run is made only if a verdict needs it.
-    missing = [run_id for run_id in runs if run_id not in ended and not _is_perturbed(sweep.run(run_id).spec)]
+    specs = {run_id: json.loads(sweep.run(run_id).spec.read_text()) for run_id in runs}
+    missing = [run_id for run_id, spec in specs.items() if run_id not in ended and not spec.get("perturbed")]
     if missing:
         raise SystemExit(f"{sweep.root.name}: {len(missing)} runs have not ended: call again to continue")
-    ranks = {run_id: _ranks(sweep.root / "runs" / run_id / "spec.json") for run_id in runs}
-    seconds = sum(_seconds(attempt) * ranks[attempt.parent.parent.name] for attempt in attempts)
+    seconds = sum(_seconds(attempt) * _ranks(specs[attempt.parent.parent.name]) for attempt in attempts)
     times: dict[str, list[float]] = {}
     for attempt in attempts:
         times.setdefault(runs[attempt.parent.parent.name], []).extend(_median_step(attempt))
     medians = {name: statistics.median(found) for name, found in times.items() if found}
-    settings = {name: _settings(sweep.root / "runs" / run_id / "spec.json") for run_id, name in runs.items()}
+    settings = {name: _settings(specs[run_id]) for run_id, name in runs.items()}
     return Cost(seconds, medians, {cell["label"]: _verdict(cell["verdict"]) for cell in reported}, settings)
 
 
-def _settings(spec: Path) -> dict[str, str]:
-    sections = json.loads(spec.read_text())
-    sections.pop("repeat", None)
-    leaves = ((name, value if isinstance(value, dict) else {"": value}) for name, value in sections.items())
+def _settings(spec: Mapping[str, Any]) -> dict[str, str]:
+    leaves = (
+        (name, value if isinstance(value, dict) else {"": value}) for name, value in spec.items() if name != "repeat"
+    )
     return {f"{name}.{field}": json.dumps(value) for name, fields in leaves for field, value in fields.items()}
 
 
-def _is_perturbed(spec: Path) -> bool:
-    return bool(json.loads(spec.read_text()).get("perturbed"))
-
-
-def _ranks(spec: Path) -> int:
-    placement = json.loads(spec.read_text())["placement"]
-    return int(placement["nodes"] * placement["ranks_per_node"])
+def _ranks(spec: Mapping[str, Any]) -> int:
+    return int(spec["placement"]["nodes"] * spec["placement"]["ranks_per_node"])
 
 
 def _seconds(attempt: Path) -> float:

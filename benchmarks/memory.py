@@ -149,23 +149,10 @@ def documents() -> dict[Path, str]:
     cells, ran_out, others = compare_all()
     summary = "\n".join(_summary(cells))
     rest = f"{others} other cells on GPUs did not end well (injected faults), and their peaks are unknown."
-    report = [
-        HEAD,
-        summary,
-        "",
-        rest,
-        "",
-        *_out_of_memory(ran_out),
-        "",
-        *_misses(cells),
-        "",
-        *_constants(),
-        "",
-        *_rows(cells),
-        "",
-    ]
+    blocks = ([HEAD, summary], [rest], _out_of_memory(ran_out), _misses(cells), _constants(), _rows(cells))
+    report = "\n\n".join("\n".join(lines) for lines in blocks)
     page = _fill(PAGE.read_text(), "errors of benchmarks/memory.py", summary)
-    return {REPORT: "\n".join(report), PAGE: _fill(page, EXAMPLE, f"```text\n{_example()}```")}
+    return {REPORT: f"{report}\n", PAGE: _fill(page, EXAMPLE, f"```text\n{_example()}```")}
 
 
 def _fill(text: str, name: str, block: str) -> str:

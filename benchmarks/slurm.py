@@ -224,10 +224,6 @@ def _simulator(folder: Path, nodes: int, seconds: float, node_failures: float) -
 # --- judging --------------------------------------------------------------------------------------------------------
 
 
-def attempts_of(sweep: SweepPaths, plan: Plan) -> dict[str, list[AttemptPaths]]:
-    return {run_id: sweep.run(run_id).attempts() for bundle in plan.bundles for run_id in bundle.run_ids}
-
-
 def flaws(plan: Plan, attempts: dict[str, list[AttemptPaths]], outcomes: dict[Path, Outcome | None]) -> Iterator[str]:
     """Return all errors. The latest attempt of each run must have completed. Each node failure allows one more attempt
     of its run, together with the eager baseline of a graphed run."""
@@ -339,7 +335,8 @@ def main() -> int:
         if not command.of("squeue"):
             sys.exit(f"nothing was submitted and watched:\n{command.out}")
         plan = read_plan(command.sweep)
-        attempts = attempts_of(command.sweep, plan)
+        run_ids = (run_id for bundle in plan.bundles for run_id in bundle.run_ids)
+        attempts = {run_id: command.sweep.run(run_id).attempts() for run_id in run_ids}
         outcomes = {attempt.root: read_outcome(attempt) for made in attempts.values() for attempt in made}
         show(command, plan, outcomes)
         wrong = list(flaws(plan, attempts, outcomes))

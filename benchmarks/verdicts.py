@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, starmap
 from pathlib import Path
 
 import numpy as np
@@ -220,14 +220,6 @@ def _not_finite(value: float) -> Defect:
     return defect
 
 
-def _truncated(random: np.random.Generator, size: float, steps: Steps) -> Steps:
-    return steps.take(slice(int(random.integers(len(steps)))))
-
-
-def _renumbered(random: np.random.Generator, size: float, steps: Steps) -> Steps:
-    return replace(steps, step=steps.step + 1)
-
-
 DEFECTS: dict[str, Defect] = {
     "constant bias": _added(lambda random: np.ones(COMPARED), before=True),
     "bias after the capture": _added(lambda random: np.ones(COMPARED)),
@@ -243,8 +235,8 @@ DEFECTS: dict[str, Defect] = {
     "gradient norm alone, one step": _added(_one_step, "grad_norm"),
     "NaN": _not_finite(float("nan")),
     "Inf": _not_finite(float("inf")),
-    "truncation": _truncated,
-    "renumbered steps": _renumbered,
+    "truncation": lambda random, size, steps: steps.take(slice(int(random.integers(len(steps))))),
+    "renumbered steps": lambda random, size, steps: replace(steps, step=steps.step + 1),
 }
 
 
@@ -262,11 +254,7 @@ GROWING: dict[str, Defect] = {
 def words(setting: Setting, trials: int) -> Counter[VerdictName]:
     """Return how often each verdict was given."""
     random = np.random.default_rng(list(repr(setting).encode()))
-    return Counter(_judged(random, setting) for _ in range(trials))
-
-
-def _judged(random: np.random.Generator, setting: Setting) -> VerdictName:
-    return _judge(setting, *_sides(random, setting))
+    return Counter(_judge(setting, *_sides(random, setting)) for _ in range(trials))
 
 
 def _judge(setting: Setting, eager: Sequence[Steps], graphed: Sequence[Steps], looks: int = 1) -> VerdictName:
@@ -396,20 +384,9 @@ def _table(header: Sequence[str], rows: Iterable[str]) -> str:
 
 def digest() -> str:
     """Return a digest of all that the tables depend on, apart from the rules themselves."""
-    parameters = (
-        CAPTURE,
-        COMPARED,
-        LONG,
-        (MARGINS.loss, MARGINS.grad_norm, MARGINS.mode),
-        TRIALS,
-        TRIALS_WITHOUT_DEFECT,
-        CORRELATIONS,
-        NOISE,
-        NOISE_WITH_DEFECT,
-        NOISE_WITH_GROWTH,
-        GROWN,
-        SPIKES,
-    )
+    margins = MARGINS.loss, MARGINS.grad_norm, MARGINS.mode
+    drawn = CORRELATIONS, NOISE, NOISE_WITH_DEFECT, NOISE_WITH_GROWTH, GROWN, SPIKES
+    parameters = (CAPTURE, COMPARED, LONG, margins, TRIALS, TRIALS_WITHOUT_DEFECT, *drawn)
     return hashlib.sha256(repr((parameters, SIZE, QUANTILE, [*DEFECTS, *GROWING, *SHAPES])).encode()).hexdigest()[:10]
 
 
@@ -500,14 +477,7 @@ SPEED_KINDS = {
     "10% slower in a half that begins anywhere, steps 5% apart": "slow any half, uneven",
     IN_STEP: IN_STEP,
 }
-SPEED_TRUTHS = (
-    (1.02, RUN_SPREAD),
-    (1.05, RUN_SPREAD),
-    (1.1, RUN_SPREAD),
-    (1.25, RUN_SPREAD),
-    (2.0, RUN_SPREAD),
-    (1.0, 0.001),
-)
+SPEED_TRUTHS = (*((true, RUN_SPREAD) for true in (1.02, 1.05, 1.1, 1.25, 2.0)), (1.0, 0.001))
 """True speed-ups, and the spread of runs. A step as fast as the eager one should be NEUTRAL."""
 FAMILIES = ((12, 0.0), (12, 2.0), (40, 0.0))
 """The numbers of cells that are not faster, and the lognormal sigma of their spreads."""
@@ -552,14 +522,11 @@ def truth_row(true: float, spread: float) -> str:
     return _row([*cells, f"{mean_repeats(found['auto']):.1f}"])
 
 
-def band_row(true: float = 1 + BAND) -> str:
+def band_row() -> str:
     """Return a row for a step at the edge of NEUTRAL's band, in runs that hardly differ."""
-    found = speed_words(true, "clean", 0.001)
+    found = speed_words(1 + BAND, "clean", 0.001).values()
     return _row(
-        [
-            f"NEUTRAL, though steps are {true:g} times as fast",
-            *(f"{share(each, 'NEUTRAL'):.1%}" for each in found.values()),
-        ]
+        [f"NEUTRAL, though steps are {1 + BAND:g} times as fast", *(f"{share(each, 'NEUTRAL'):.1%}" for each in found)]
     )
 
 
@@ -622,26 +589,17 @@ def harmless_row(noise: float, shape: str | float = "normal") -> str:
 
 def auto_tables() -> str:
     names = list(LOOKS_OF)
-    return "\n\n".join(
-        [
-            f"Parameters {auto_digest()}.",
-            _table(["wrong FASTER or SLOWER: what happens to eager steps", *names], map(speed_row, SPEED_KINDS)),
-            _table(["wrong verdict", *names], [band_row(), *(family_row(*family) for family in FAMILIES)]),
-            _table(
-                ["graphed steps, runs", "verdict", *names, "repeats of auto"], (truth_row(*one) for one in SPEED_TRUTHS)
-            ),
-            _table(["loss that wrongly passes: defect", *names], map(loss_row, (*AUTO_DEFECTS, *GROWING))),
-            _table(
-                [
-                    "no defect",
-                    *(f"passes, {name}" for name in names),
-                    "repeats of auto",
-                    *(f"DIVERGED, {name}" for name in names),
-                ],
-                [*map(harmless_row, (0.1, 0.2, 0.25, 1.0)), *(harmless_row(0.1, spikes) for spikes in SPIKES)],
-            ),
-        ]
-    )
+    passes, diverged = ([f"{word}, {name}" for name in names] for word in ("passes", "DIVERGED"))
+    harmless = [*map(harmless_row, (0.1, 0.2, 0.25, 1.0)), *(harmless_row(0.1, spikes) for spikes in SPIKES)]
+    parts = [
+        f"Parameters {auto_digest()}.",
+        _table(["wrong FASTER or SLOWER: what happens to eager steps", *names], map(speed_row, SPEED_KINDS)),
+        _table(["wrong verdict", *names], [band_row(), *starmap(family_row, FAMILIES)]),
+        _table(["graphed steps, runs", "verdict", *names, "repeats of auto"], starmap(truth_row, SPEED_TRUTHS)),
+        _table(["loss that wrongly passes: defect", *names], map(loss_row, (*AUTO_DEFECTS, *GROWING))),
+        _table(["no defect", *passes, "repeats of auto", *diverged], harmless),
+    ]
+    return "\n\n".join(parts)
 
 
 def auto_digest() -> str:
