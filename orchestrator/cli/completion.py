@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterable
 
 import argcomplete
@@ -11,10 +10,6 @@ from argcomplete.completers import FilesCompleter
 
 from orchestrator.recipe.recipe import recipe_names
 from orchestrator.sweeps.store import Store
-
-
-def words_of_line() -> list[str]:
-    return os.environ.get("COMP_LINE", "").split()
 
 
 def complete(parser: argparse.ArgumentParser, verbs: Iterable[argparse.ArgumentParser]) -> None:

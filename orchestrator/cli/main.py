@@ -25,9 +25,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. Import only the modules of verbs among ``words``."""
     completes = "_ARGCOMPLETE" in os.environ
     if completes:
-        from orchestrator.cli.completion import complete, words_of_line
+        from orchestrator.cli.completion import complete
 
-        words = words_of_line()
+        words = os.environ.get("COMP_LINE", "").split()
     parser = Parser(
         prog=PROGRAM,
         description="Find out which CUDA-graph implementation and scope is correct, fits in memory and is fastest.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from launch.contract.spec import CudaGraph, Fault, RunSpec
 from launch.frameworks.command_line import command_words
@@ -16,21 +16,15 @@ from launch.support import known_faults, megatron
 from launch.support.expandable_segments import REGISTER, expandable_segments_setting
 from launch.support.rule import field_value, judge, spell
 from orchestrator.export import megatron_bridge, megatron_lm
+from orchestrator.export.megatron_flags import Translation
 from orchestrator.rules import violations
 
 Format = Literal["megatron-lm", "bridge"]
 
 
-class Exported(NamedTuple):
-    """The settings, and notes on what they do not express."""
-
-    text: str
-    notes: tuple[str, ...]
-
-
-def export(spec: RunSpec, to: Format) -> Exported:
+def export(spec: RunSpec, to: Format) -> Translation:
     if spec.engine == "command":
-        return Exported(
+        return Translation(
             shlex.join(command_words(spec, {})), ("engine command has a program of its own: this is its command",)
         )
     printed = spec
@@ -38,7 +32,7 @@ def export(spec: RunSpec, to: Format) -> Exported:
         printed = dataclasses.replace(spec, cuda_graph=CudaGraph(warmup_steps=spec.cuda_graph.warmup_steps))
     render = {"megatron-lm": megatron_lm.render, "bridge": megatron_bridge.render}[to]
     text, notes = render(printed)
-    return Exported(text, (*_rejections(printed), *_not_expressed(spec), *notes))
+    return Translation(text, (*_rejections(printed), *_not_expressed(spec), *notes))
 
 
 def _is_on_megatron(spec: RunSpec) -> bool:

@@ -104,7 +104,7 @@ def _setting(name: str, words: Sequence[str]) -> Mapping[str, Any]:
     if name in SWITCHES:
         if words:
             raise input_error(
-                flag, "Megatron-LM's flag takes no value", f"write {spell_flag(name, ())} alone, or leave it out"
+                flag, "Megatron-LM's flag takes no value", f"write {spell_flag(name)} alone, or leave it out"
             )
         return SWITCHES[name]
     try:

@@ -41,7 +41,7 @@ def notes_on_words(launcher: Flags, own: Iterable[str]) -> Iterator[str]:
     given = each_flag(own)
     for name, count in Counter(name for name, _ in given).items():
         if count > 1:
-            yield f"{spell_flag(name, ())} is given {count} times, and the last counts: {spell_flag(name, dict(given)[name])}"
+            yield f"{spell_flag(name)} is given {count} times, and the last counts: {spell_flag(name, dict(given)[name])}"
 
 
 def notes_on_flags(flags: Flags, spec: RunSpec) -> Iterator[str]:
@@ -61,7 +61,7 @@ def notes_on_flags(flags: Flags, spec: RunSpec) -> Iterator[str]:
             " a verdict needs 100 steps after the capture: set training.steps=120"
         )
     if DROPS in flags and "moe_paged_stash" not in flags:
-        yield f"--{DROPS.replace('_', '-')} without --moe-paged-stash: Megatron-Core 0.19.2 silently drops tokens above it"
+        yield f"{spell_flag(DROPS)} without --moe-paged-stash: Megatron-Core 0.19.2 silently drops tokens above it"
     for name in unknown:
         if absent := absent_field(name):
             yield f"{spell_flag(name, flags[name])}: {': '.join(absent)}"
@@ -73,13 +73,13 @@ def _notes_on_missing(flags: Flags, exported: Flags, spec: RunSpec) -> Iterator[
     """Yield the values that follow from flags that are not given, where the recipe has others."""
     for name, default in NEEDED.items():
         if name not in flags and exported.get(name, [default]) != [default]:
-            yield f"--{name.replace('_', '-')} is not given, so it is {default}; the recipe's is {' '.join(exported[name])}"
+            yield f"{spell_flag(name)} is not given, so it is {default}; the recipe's is {' '.join(exported[name])}"
     if not {"swiglu", "quick_geglu"} & set(flags):
         yield "--swiglu is not given; the recipe's activation is swiglu"
     for field, (name, *others) in ASSUMED.items():
         if flags.keys().isdisjoint((name, *others)):
             section, _, key = field.partition(".")
-            yield f"{spell_flag(name, ())} is not given; the recipe has {field}={getattr(getattr(spec, section), key)}"
+            yield f"{spell_flag(name)} is not given; the recipe has {field}={getattr(getattr(spec, section), key)}"
 
 
 def _same(given: Sequence[str], exported: Sequence[str]) -> bool:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 Flags = Mapping[str, Sequence[str]]
 """The words after each flag. The key is the flag's name with underscores, or includes its single dash (``-p``)."""
+
+
+class Translation(NamedTuple):
+    """Flags or a recipe as text, and notes on what it does not express."""
+
+    text: str
+    notes: tuple[str, ...]
 
 
 def parse_flags(words: Iterable[str]) -> Flags:
@@ -27,7 +35,7 @@ def each_flag(words: Iterable[str]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def spell_flag(name: str, words: Sequence[str]) -> str:
+def spell_flag(name: str, words: Sequence[str] = ()) -> str:
     return " ".join([name if name.startswith("-") else "--" + name.replace("_", "-"), *words])
 
 

@@ -16,6 +16,7 @@ from launch.megatron_config.field_names import TRAINING_FLAGS
 from launch.megatron_config.graph_config import optimizer_graph_settings
 from launch.megatron_config.transformer_config import model_settings, optimizer_settings, transformer_settings
 from launch.support.rule import field_value
+from orchestrator.export.megatron_flags import spell_flag
 
 FLAG_NAMES = {
     "fp8": "fp8_format",
@@ -125,13 +126,9 @@ def _flags(settings: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for name, value in settings.items():
         if name in SWITCHED_OFF:
             if not value:
-                yield (_hyphened(SWITCHED_OFF[name]),)
+                yield (spell_flag(SWITCHED_OFF[name]),)
         elif value is not None and value is not False and value != []:
-            yield (_hyphened(FLAG_NAMES.get(name, name)), *(() if value is True else _words(value)))
-
-
-def _hyphened(name: str) -> str:
-    return "--" + name.replace("_", "-")
+            yield (spell_flag(FLAG_NAMES.get(name, name)), *(() if value is True else _words(value)))
 
 
 def _words(value: Any) -> tuple[str, ...]:

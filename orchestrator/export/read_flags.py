@@ -8,26 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import groupby, pairwise
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from launch.contract.spec import SECTIONS, RunSpec, spec_to_json
 from orchestrator.errors import input_error
 from orchestrator.export.flag_meanings import DEFAULTS, EXPAND, moe_frequency, settings_of
 from orchestrator.export.flag_notes import NODES, notes_on_flags, notes_on_words
-from orchestrator.export.megatron_flags import Flags, is_number, parse_flags
+from orchestrator.export.megatron_flags import Flags, Translation, is_number, parse_flags
 from orchestrator.recipe.aliases import canonical_values
 from orchestrator.recipe.yaml_reader import NAME, dump
 
 
-class ReadFlags(NamedTuple):
-    """A recipe as YAML, and notes on flags that it does not express."""
-
-    text: str
-    notes: tuple[str, ...]
-
-
-def read_command(command: str) -> ReadFlags:
-    """Return the recipe of a command line with flags of Megatron-LM.
+def read_command(command: str) -> Translation:
+    """Return the recipe of a command line with flags of Megatron-LM, as YAML.
 
     Raises:
         InputError: a flag has a value that no recipe takes, or the command has no flags.
@@ -42,7 +35,7 @@ def read_command(command: str) -> ReadFlags:
     spec = _spec(DEFAULTS | settings_of(flags))
     sizes = {NODES[name]: int(words[0]) for name, words in launcher.items() if name in NODES and is_number(words)}
     name = _name(flags, words[script] if script >= 0 else "")
-    return ReadFlags(_recipe(name, spec, sizes), (*notes_on_words(launcher, own), *notes_on_flags(flags, spec)))
+    return Translation(_recipe(name, spec, sizes), (*notes_on_words(launcher, own), *notes_on_flags(flags, spec)))
 
 
 def _check(words: Sequence[str], flags: Flags) -> None:

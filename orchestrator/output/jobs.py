@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
-from launch.common.atomic_files import members
 from launch.common.text import count
 from launch.slurm.job_states import stage_of
 from orchestrator.slurm.job_listing import UNHEARD, Job
@@ -43,10 +41,6 @@ def _expected_start(job: Job) -> str:
     start, now = time.localtime(job.expected_start), time.localtime()
     same_day = start[:3] == now[:3]
     return f", expected to start at {time.strftime('%H:%M' if same_day else '%Y-%m-%d %H:%M', start)}"
-
-
-def job_to_json(job: Job | None) -> dict[str, Any] | None:
-    return None if job is None else members(job, "job_id", "state", "reason", "expected_start", "nodes")
 
 
 def print_job_problems(jobs: Jobs | None, states: Mapping[str, RunState]) -> None:

@@ -10,13 +10,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from launch.common.atomic_files import members
 from launch.common.text import align, one_line, size
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Plan
 from launch.supervise.attempt import ROOM_SECONDS
 from orchestrator import PROGRAM
-from orchestrator.output.jobs import describe_job, job_to_json
+from orchestrator.output.jobs import describe_job
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.slot_holders import SlotHolder
 from orchestrator.sweeps.slurm_jobs import Jobs
@@ -60,7 +61,7 @@ def states_to_json(
             "steps": cells[run_id].spec["training"]["steps"],
             "expected": state.expected,
             "message": state.outcome.message if state.outcome else state.damaged,
-            "job": job_to_json(state.job),
+            "job": state.job and members(state.job, "job_id", "state", "reason", "expected_start", "nodes"),
         }
         for run_id, state in states.items()
     ]

@@ -30,8 +30,15 @@ from orchestrator.sweeps.store import Store
 EXAMPLE = "wrap --eager 'python train.py' --graphed 'python train.py --cuda-graphs'"
 LEAST_STEPS = 110
 """Enough steps for a verdict of EQUIVALENT, which needs 100 after the capture."""
-FOR_COMMANDS: Mapping[str, object] = {"repeats": 2, "steps": LEAST_STEPS, "ranks": 1}
-"""The defaults of options that apply only to commands."""
+FOR_COMMANDS: Mapping[str, tuple[int, str]] = {
+    "repeats": (2, "number of runs of each program"),
+    "steps": (
+        LEAST_STEPS,
+        "number of optimizer steps to compare; the program must take that many, and on a GPU three more",
+    ),
+    "ranks": (1, "number of ranks that the program starts"),
+}
+"""The defaults of options that apply only to commands, and what they are."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -51,25 +58,10 @@ def add_arguments(parser: Parser) -> None:
         metavar="K",
         help="with --from-logs, compare the steps after K (default: all)",
     )
-    parser.add_argument(
-        "--repeats",
-        type=int,
-        default=FOR_COMMANDS["repeats"],
-        metavar="N",
-        help="number of runs of each program (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--steps", type=int, default=FOR_COMMANDS["steps"], metavar="N",
-        help="number of optimizer steps to compare; the program must take that many, and on a GPU three more "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        default=FOR_COMMANDS["ranks"],
-        metavar="N",
-        help="number of ranks that the program starts (default: %(default)s)",
-    )
+    for option, (default, what) in FOR_COMMANDS.items():
+        parser.add_argument(
+            f"--{option}", type=int, default=default, metavar="N", help=f"{what} (default: %(default)s)"
+        )
     parser.add_argument(
         "--allow-difference", action="append", default=[], metavar="NAME",
         help="allow runs to differ in this flag (without dashes) or provenance field, such as settings.NCCL_ALGO; "
@@ -121,7 +113,7 @@ def _only(option: str, commands: Sequence[str]) -> str:
 def _report_logs(arguments: argparse.Namespace) -> int:
     """Write the report on runs of which only logs exist."""
     eager, graphed = ([Path(name) for name in side] for side in (arguments.eager, arguments.graphed))
-    for option, default in FOR_COMMANDS.items():
+    for option, (default, _) in FOR_COMMANDS.items():
         if getattr(arguments, option) != default:
             fix = "leave it out: each file is a repeat, and is compared as it is"
             raise input_error(f"--{option.replace('_', '-')}", "it is for commands, not for logs", fix)
