@@ -154,9 +154,8 @@ def _judge_pair(
     if excluded := _exclude(eager, graphed, spec, margins):
         return excluded
     exact = _compare_curves(eager.steps, graphed.steps, spec)
-    stopped = [
-        (name, attempt) for name, attempt in (("eager", eager), ("graphed", graphed)) if not _ended_well(attempt)
-    ]
+    sides = (("eager", eager), ("graphed", graphed))
+    stopped = [(side, attempt) for side, attempt in sides if not attempt.outcome.results_intact]
     diverged = exact is not None and exact.verdict == "DIVERGED"
     # A run that stopped at its first NaN cannot prove replay, but its curve up to there is sufficient evidence.
     if stopped and not diverged:
@@ -186,30 +185,21 @@ def _judge_pair(
     return exact if spec.parallelism.overlap_param_gather else check_end(exact, eager, graphed, repeats)
 
 
-def _ended_well(attempt: Attempt) -> bool:
-    return attempt.outcome.results_intact
-
-
 def _exclude(eager: Attempt, graphed: Attempt, spec: RunSpec, margins: Margins) -> Verdict | None:
     """Return INCOMPARABLE if the records of a pair rule out a comparison, whatever its curves show."""
     sides = (("eager", eager), ("graphed", graphed))
     for side, attempt in sides:
-        if not _ended_well(attempt) and attempt.outcome.outcome != "NUMERIC":
+        if not attempt.outcome.results_intact and attempt.outcome.outcome != "NUMERIC":
             return _ended_early(side, attempt)
     if damaged := _damaged(eager, graphed):
         return damaged
-    if "capture" in eager.steps.phase or any(stats.impl != "none" for stats in eager.proofs.values()):
-        return Verdict(
-            "INCOMPARABLE", "the eager run captured something", "check its settings, since it is not an eager run"
-        )
-    if any(eager.step_checks.values()):
-        return Verdict(
-            "INCOMPARABLE", "the eager run has step checks", "check its settings, since it is not an eager run"
-        )
-    if any(probe.graph_launches for probe in eager.probes.values()):
-        return Verdict(
-            "INCOMPARABLE", "the eager run launched CUDA graphs", "check its settings, since it is not an eager run"
-        )
+    signs = {
+        "captured something": "capture" in eager.steps.phase or any(s.impl != "none" for s in eager.proofs.values()),
+        "has step checks": any(eager.step_checks.values()),
+        "launched CUDA graphs": any(probe.graph_launches for probe in eager.probes.values()),
+    }
+    if sign := next((sign for sign, is_there in signs.items() if is_there), ""):
+        return Verdict("INCOMPARABLE", f"the eager run {sign}", "check its settings, since it is not an eager run")
     if unequal := _unequal_tokens(eager.steps, graphed.steps):
         return Verdict("INCOMPARABLE", unequal, "run the pair again, since both runs must train on the same batches")
     if spec.engine == "command":

@@ -42,22 +42,24 @@ def test_slurm_is_taken_where_it_answers(programs: Path) -> None:
     assert outage() == ""
 
 
-def test_where_it_is_to_answer_and_does_not_that_is_said(programs: Path) -> None:
-    install(programs, "echo 'slurm_load_partitions: Unable to contact slurm controller (connect failure)' >&2; exit 1")
-    assert resolve_executor("auto") == "local"
-    assert (
-        outage()
-        == "Slurm does not answer (slurm_load_partitions: Unable to contact slurm controller (connect failure))"
-    )
-    with pytest.raises(InputError, match="connect failure"):
-        resolve_executor("slurm")
+AWAY = "slurm_load_partitions: Unable to contact slurm controller (connect failure)"
+NONE_HERE = "sinfo: fatal: Could not establish a configuration source"
 
 
-def test_programs_that_belong_to_no_cluster_are_no_outage(programs: Path) -> None:
-    install(programs, "echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1")
+@pytest.mark.parametrize(
+    ("printed", "said", "why"),
+    [
+        (AWAY, f"Slurm does not answer ({AWAY})", "connect failure"),
+        (NONE_HERE, "", "Slurm is not configured on this host"),
+    ],
+)
+def test_programs_of_a_cluster_that_does_not_answer_are_an_outage(
+    programs: Path, printed: str, said: str, why: str
+) -> None:
+    install(programs, f"echo '{printed}' >&2; exit 1")
     assert resolve_executor("auto") == "local"
-    assert outage() == ""
-    with pytest.raises(InputError, match="Slurm is not configured on this host"):
+    assert outage() == said
+    with pytest.raises(InputError, match=why):
         resolve_executor("slurm")
 
 
