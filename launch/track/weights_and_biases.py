@@ -61,12 +61,8 @@ class Session:
     """wandb in this process, with its files in the sweep's folder, and its mode."""
 
     def __init__(self, sweep: SweepPaths, name: str, settings: TrackSettings, say: Callable[[str], None]) -> None:
-        self.settings, self.folder, self._cache, self._say = (
-            settings,
-            sweep.tracking,
-            sweep.tracking / "cache" / name,
-            say,
-        )
+        self.settings, self.folder = settings, sweep.tracking
+        self._cache, self._say = sweep.tracking / "cache" / name, say
         self.mode: Literal["online", "offline", "disabled"] = "disabled"
 
     def __enter__(self) -> Session:

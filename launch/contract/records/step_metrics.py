@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.common.atomic_files import dumps, number
+from launch.contract.errors import NumericError
 from launch.contract.records.events import StepPhase
 
 
@@ -21,6 +22,12 @@ class StepMetrics:
     step_time_ms: float
     tokens: int
     phase: StepPhase
+
+    def check(self) -> None:
+        """Raise NumericError if the loss or gradient norm is not finite."""
+        for name, value in (("loss", self.loss), ("grad_norm", self.grad_norm)):
+            if not math.isfinite(value):
+                raise NumericError(f"{name} is {value} at step {self.step} (phase {self.phase})")
 
     def line(self) -> str:
         """Return what ``dumps`` returns, in a third of its time, because every step pays it."""

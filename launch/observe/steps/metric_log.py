@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from launch.contract.metric_names import Column, column_of, texts_in_line
 
@@ -12,12 +12,8 @@ Metric = Literal["loss", "grad_norm"]
 Source = Literal[
     "launch.observe.step", "the program's own functions", "its logger", "computed by the observer", "printed"
 ]
-SOURCES: tuple[Source, ...] = (
-    "launch.observe.step", "the program's own functions", "its logger", "computed by the observer", "printed",
-)  # fmt: skip
+SOURCES: tuple[Source, ...] = get_args(Source)
 """The best first. Printed digits may be rounded."""
-
-
 LONGEST_LINE = 10_000
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 
 from launch.common.atomic_files import JsonLines
-from launch.contract.errors import NumericError, ProgramError
+from launch.contract.errors import ProgramError
 from launch.contract.records.events import Phase
 from launch.contract.records.step_metrics import StepMetrics
 from launch.contract.spec import RunSpec
@@ -127,9 +126,7 @@ class StepLines:
         self._waiting.popleft()
         self._before = moment
         self.written += 1
-        for name, value in (("loss", numbers.loss), ("grad_norm", numbers.grad_norm)):
-            if not math.isfinite(value):
-                raise NumericError(f"{name} is {value} at step {step} (phase {phase})")
+        numbers.check()
         return True
 
     def _create(self) -> JsonLines | None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 
 import torch
 
 from launch.common.atomic_files import JsonLines
-from launch.contract.errors import NumericError
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.events import StepPhase
 from launch.contract.records.step_metrics import StepMetrics
@@ -88,6 +86,4 @@ class Metrics:
         )
         if self._lines:
             self._lines.write(metrics)
-        for name, value in (("loss", metrics.loss), ("grad_norm", metrics.grad_norm)):
-            if not math.isfinite(value):
-                raise NumericError(f"{name} is {value} at step {metrics.step} (phase {metrics.phase})")
+        metrics.check()
