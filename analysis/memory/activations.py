@@ -118,10 +118,7 @@ def recomputed_bytes(spec: RunSpec, parts: tuple[LayerPart, ...]) -> dict[Part, 
         whole = ("shared_experts" if has_experts else "mlp") in modules
         less["mlp"] = kept["mlp"] - tokens * model.hidden_size * element if whole else normed
     if has_experts and "moe" in modules:
-        less |= {
-            "router": kept["router"] - _router_input(spec),
-            "experts": kept["experts"],
-        }
+        less |= {"router": kept["router"] - _router_input(spec), "experts": kept["experts"]}
     elif has_experts:
         less["router"] = normed // layout.tp if _router_input(spec) else 0
         inner = (tensors_of_width(spec, weighted=True) - 2) * model.moe_ffn_hidden_size // layout.etp * element

@@ -151,10 +151,8 @@ def bounded(decision: Decision, bounds: RatioBounds, steps: int) -> Decision:
     if not bounds.reason or interval is None or own is None:
         return decision
     wide, own_wide = ((low * bounds.least, high * bounds.most) for low, high in (interval, own))
-    if not (bounds.least > 0 and bounds.most < math.inf) or verdict not in (
-        "INCONCLUSIVE",
-        speed_verdict(wide, steps)[0],
-    ):
+    still = verdict in ("INCONCLUSIVE", speed_verdict(wide, steps)[0])
+    if not (bounds.least > 0 and bounds.most < math.inf and still):
         return Decision("INCONCLUSIVE", bounds.reason, None, None)
     return Decision(verdict, f"{reason}; and {bounds.reason}" if reason else "", wide, own_wide)
 
@@ -295,8 +293,7 @@ def _other_intervals(
         (
             (low * least, high * most),
             "the speed-up changes within the window, and after allowing for its changes of level and its trend the interval is "
-            "{}; "
-            "measure more steps",
+            "{}; measure more steps",
         ),
     )
 
@@ -370,7 +367,4 @@ def speed_verdict(interval: Interval, steps: int) -> tuple[SpeedVerdict, str]:
         return "FASTER", ""
     if high < 1:
         return "SLOWER", ""
-    return (
-        "INCONCLUSIVE",
-        f"the interval {low:.3f} to {high:.3f} includes 1 and reaches outside 0.99 to 1.01",
-    )
+    return "INCONCLUSIVE", f"the interval {low:.3f} to {high:.3f} includes 1 and reaches outside 0.99 to 1.01"

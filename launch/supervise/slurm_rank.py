@@ -36,8 +36,7 @@ def main(arguments: list[str]) -> int:
     killed_before = oom_kills()
     module, _ = rank_program(spec)
     worker = subprocess.Popen(
-        [sys.executable, "-u", "-m", module, str(attempt.root)],
-        env={**os.environ, **place, PARENT: str(os.getpid())},
+        [sys.executable, "-u", "-m", module, str(attempt.root)], env={**os.environ, **place, PARENT: str(os.getpid())}
     )
     signal.signal(signal.SIGTERM, lambda *_: worker.terminate())
     code = worker.wait()

@@ -28,9 +28,7 @@ def find_by_run_id(targets: Iterable[tuple[str, str]], prefix: str, where: str) 
     matches = list(dict.fromkeys(exact or [target for _, target in found]))
     if not matches:
         fix = suggestion(
-            prefix,
-            {run_id[: len(prefix)] for run_id in known},
-            otherwise=f"{PROGRAM} status SWEEP lists the runs",
+            prefix, {run_id[: len(prefix)] for run_id in known}, otherwise=f"{PROGRAM} status SWEEP lists the runs"
         )
         raise input_error("", f"no run of {where} begins with {prefix!r}", fix)
     if len(matches) > 1:

@@ -269,11 +269,7 @@ def test_a_scale_of_mxfp4_that_is_no_number_is_refused(tmp_path: Path) -> None:
 def test_gpt_oss_has_the_rotary_positions_of_transformers_where_its_configuration_has_none() -> None:
     from transformers import GptOssConfig
 
-    assert GptOssConfig().rope_parameters == {
-        **YARN_DEFAULTS,
-        **ROTARY_DEFAULTS["gpt_oss"],
-        "rope_theta": 150000.0,
-    }
+    assert GptOssConfig().rope_parameters == {**YARN_DEFAULTS, **ROTARY_DEFAULTS["gpt_oss"], "rope_theta": 150000.0}
 
 
 def test_mxfp4_is_unpacked_as_transformers_does() -> None:

@@ -37,12 +37,7 @@ def render(report: ReportData) -> list[str]:
 
 def _conditions(result: CellResult) -> str:
     spec = result.spec
-    parts = (
-        model_words(spec),
-        layout_words(spec.parallelism),
-        precision_words(spec),
-        machine_words(result),
-    )
+    parts = (model_words(spec), layout_words(spec.parallelism), precision_words(spec), machine_words(result))
     return ", ".join(filter(None, parts))
 
 

@@ -70,12 +70,7 @@ def _peaks(shown: Sequence[CellResult]) -> list[str]:
     about = [note.format(kind=kind) for note in NOTES]
     notes = [*about, *(NOTES_GPU if on_gpu else []), *([NOTE_FORECAST] if forecasts else [])]
     head = ["cell", *(f"{phase}{what}" for phase in FORECAST_PHASES for what in ("", ", forecast"))]
-    return [
-        table(header, rows),
-        *parts,
-        *([table(head, forecasts)] if forecasts else []),
-        *how_to_read(*notes),
-    ]
+    return [table(header, rows), *parts, *([table(head, forecasts)] if forecasts else []), *how_to_read(*notes)]
 
 
 def _row(result: CellResult, memory: CellMemory, on_gpu: bool) -> list[str]:

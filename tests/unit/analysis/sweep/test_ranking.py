@@ -208,10 +208,7 @@ def spoilt(run: AttemptRecord) -> None:
 def test_what_does_not_pass_is_left_out_with_the_reason(tmp_path: Path) -> None:
     ranking = ranked(tmp_path, spoilt, impls=("torch",))
     assert [cell.label for cell in ranking.cells] == ["eager, lr 0.002", "eager, lr 0.001"]
-    assert ranking.not_ranked == (
-        ("torch, lr 0.001", "COMPLETED x1, CUDA_OOM x1"),
-        ("torch, lr 0.002", "DIVERGED"),
-    )
+    assert ranking.not_ranked == (("torch, lr 0.001", "COMPLETED x1, CUDA_OOM x1"), ("torch, lr 0.002", "DIVERGED"))
 
 
 def test_tasks_are_ranked_apart_and_one_cell_alone_is_no_ranking(tmp_path: Path) -> None:

@@ -541,11 +541,7 @@ def test_megatron_exchanges_beside_computations_of_several_experts_a_rank_or_of_
 
 def test_megatron_cuts_sequences_of_16_bits_without_windows_or_sinks() -> None:
     bf16, fp32 = Training(precision="bf16"), Training(precision="fp32")
-    for model, training, taken in (
-        (MOE, bf16, True),
-        (MOE, fp32, False),
-        (SINKS, bf16, False),
-    ):
+    for model, training, taken in ((MOE, bf16, True), (MOE, fp32, False), (SINKS, bf16, False)):
         spec = dataclasses.replace(ON_GPU, model=model, training=training)
         assert "megatron.cp" not in rules_of(spec)
         assert ("megatron.cp" not in rules_of(dataclasses.replace(spec, parallelism=Parallelism(cp=2)))) is taken

@@ -253,20 +253,9 @@ def test_plan_says_that_steps_are_too_few(capsys: pytest.CaptureFixture[str]) ->
         ("20", "equivalence.mode=quick"): False,
     }
     for (steps, *rest), is_said in cases.items():
-        assert (
-            main(
-                [
-                    "plan",
-                    str(ROOT / "recipes" / "tiny_moe.yaml"),
-                    "resources.device=cpu",
-                    f"training.steps={steps}",
-                    *rest,
-                ]
-            )
-            == 0
-        )
+        assert main(["plan", TINY, "resources.device=cpu", f"training.steps={steps}", *rest]) == 0
         assert (said in capsys.readouterr().out) == is_said, (steps, rest)
-    assert main(["plan", str(ROOT / "recipes" / "user_script.yaml"), "training.steps=50"]) == 0
+    assert main(["plan", SCRIPT, "training.steps=50"]) == 0
     said = capsys.readouterr().out
     assert "50 steps are too few" in said and "mode=quick" not in said, "its program has no step checks"
 

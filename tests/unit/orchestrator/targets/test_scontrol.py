@@ -22,10 +22,7 @@ batch|1|64|515000|(null)|(null)
 
 def test_partitions_with_their_nodes_and_limits() -> None:
     batch, long = parse_partitions(DESCRIBED, NODES)
-    nodes = (
-        Nodes(8, 128, 1030000, frozenset({"h100", "ib"}), {"h100": 8}),
-        Nodes(1, 64, 515000),
-    )
+    nodes = (Nodes(8, 128, 1030000, frozenset({"h100", "ib"}), {"h100": 8}), Nodes(1, 64, 515000))
     assert batch == Partition("batch", True, "UP", 240.0, 0, 64, nodes)
     assert long == Partition("long", False, "DRAIN", math.inf, 2, math.inf, ())
 
