@@ -48,8 +48,7 @@ def test_a_job_that_waits_says_why_and_until_when_and_what_would_let_it_go(site:
         fix = f"job {job} (1 run) cannot start: its user holds it (JobHeldUser). Fix: scontrol release {job}"
         assert fix in site.run("status", "waits").stdout
         watching = site.start("status", "waits", "--watch")
-        assert watching.stdout is not None
-        assert fix in [watching.stdout.readline().strip() for _ in range(1)]
+        assert watching.stdout is not None and fix in [watching.stdout.readline().strip() for _ in range(1)]
         site.cluster.run("scontrol", "release", job)
     out, _ = watching.communicate(timeout=300)
     assert watching.returncode == 0 and "COMPLETED" in out and out.count("Fix:") == 0

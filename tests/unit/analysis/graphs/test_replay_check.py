@@ -88,8 +88,7 @@ def test_one_graph_is_launched_once() -> None:
 )
 def test_a_run_whose_launches_were_not_seen_is_not_proven(tmp_path: Path, edit: Edit, said: str) -> None:
     result = graphed_result(tmp_path, edit)
-    assert result.verdict is not None
-    assert result.verdict.verdict == "INCOMPARABLE"
+    assert result.verdict is not None and result.verdict.verdict == "INCOMPARABLE"
     assert said in result.verdict.reason
     assert result.speed.speedup is None
 

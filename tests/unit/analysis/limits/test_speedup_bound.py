@@ -257,8 +257,7 @@ def one_bad_time(run: AttemptRecord) -> None:
 def test_what_cannot_be_told_is_indeterminate(tmp_path: Path, change: Any, said: str) -> None:
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=of_eager(change))
     limit = compare_cells(load(sweep))[1].speed.bound
-    assert limit is not None
-    assert said in limit.reason
+    assert limit is not None and said in limit.reason
     assert (limit.eager, limit.graphed, limit.times_busy, limit.attained, limit.bound) == (None,) * 5
     assert f"INDETERMINATE: {limit.reason}" in report_text(sweep)
 

@@ -23,8 +23,7 @@ from tests.records import GIB, AttemptRecord, Edit, write_sweep
 def test_what_capture_added_is_what_graphs_hold_at_the_end_of_measure(tmp_path: Path, device: Device) -> None:
     eager, graphed = compare_cells(load(write_sweep(tmp_path, device=device)))
     assert eager.memory is not None
-    assert graphed.memory is not None
-    assert graphed.memory.kind == ("host" if device == "cpu" else "device")
+    assert graphed.memory is not None and graphed.memory.kind == ("host" if device == "cpu" else "device")
     assert graphed.memory.added == GIB // 4
     assert eager.memory.added is None
     assert "capture" not in [peak.phase for peak in eager.memory.phases]
@@ -48,8 +47,7 @@ def test_peaks_are_the_largest_of_ranks_and_repeats(tmp_path: Path) -> None:
                     event["memory"]["host_peak_rss"] = 100 * GIB
 
     _, graphed = compare_cells(load(write_sweep(tmp_path, ranks=2, edit=one_large_rank)))
-    assert graphed.memory is not None
-    assert graphed.memory.peak == 100 * GIB
+    assert graphed.memory is not None and graphed.memory.peak == 100 * GIB
 
 
 def test_a_run_that_died_in_capture_still_shows_the_phases_before(tmp_path: Path) -> None:
@@ -59,8 +57,7 @@ def test_a_run_that_died_in_capture_still_shows_the_phases_before(tmp_path: Path
             run.events[0] = [event for event in run.events[0] if event["phase"] in kept]
 
     _, graphed = compare_cells(load(write_sweep(tmp_path, edit=died)))
-    assert graphed.memory is not None
-    assert [peak.phase for peak in graphed.memory.phases] == ["init", "build", "warmup"]
+    assert graphed.memory is not None and [peak.phase for peak in graphed.memory.phases] == ["init", "build", "warmup"]
     assert graphed.memory.added is None
 
 
@@ -71,8 +68,7 @@ def test_what_the_profiler_holds_is_no_memory_of_the_run(tmp_path: Path) -> None
                 event["memory"]["device_outside"] = 100 * GIB
 
     _, graphed = compare_cells(load(write_sweep(tmp_path, device="cuda", edit=profiled)))
-    assert graphed.memory is not None
-    assert graphed.memory.peak < 10 * GIB
+    assert graphed.memory is not None and graphed.memory.peak < 10 * GIB
 
 
 # --- what is left ---------------------------------------------------------------------------------------------------
@@ -85,8 +81,7 @@ def test_headroom_is_what_the_smallest_gpu_has_beyond_the_peak(tmp_path: Path) -
 
     eager, graphed = compare_cells(load(write_sweep(tmp_path, device="cuda", edit=smaller)))
     for result in (eager, graphed):
-        assert result.memory is not None
-        assert result.memory.device_total == 80 * GIB
+        assert result.memory is not None and result.memory.device_total == 80 * GIB
         assert result.memory.headroom == 80 * GIB - result.memory.peak
 
 
@@ -106,8 +101,7 @@ def out_of_memory(run: AttemptRecord) -> None:
 @pytest.mark.parametrize("edit", [old_record, odd_record, out_of_memory])
 def test_headroom_is_not_told_where_records_do_not_tell_it(tmp_path: Path, edit: Edit) -> None:
     for result in compare_cells(load(write_sweep(tmp_path, device="cuda", edit=edit))):
-        assert result.memory is not None
-        assert result.memory.headroom is None
+        assert result.memory is not None and result.memory.headroom is None
 
 
 def test_a_cpu_host_has_no_headroom_to_tell(tmp_path: Path) -> None:

@@ -128,8 +128,7 @@ def test_a_wrong_direction_is_as_rare_as_the_interval_promises(true: float, repe
 
 def test_the_figure_is_the_geometric_mean_of_pairs(tmp_path: Path) -> None:
     speed = timed(tmp_path, lambda run: 16.0 if run.spec.repeat else 15.5)
-    assert speed is not None
-    assert speed.ratio == pytest.approx(math.sqrt(20 / 16 * 20 / 15.5))
+    assert speed is not None and speed.ratio == pytest.approx(math.sqrt(20 / 16 * 20 / 15.5))
     assert speed.ratio == pytest.approx(speed.eager_ms / speed.graphed_ms)
     assert speed.summary == "1.27x (1.04-1.55 over 2 pairs)"
     assert speed.verdict == "FASTER"
@@ -158,8 +157,7 @@ def test_only_measured_steps_count(tmp_path: Path) -> None:
             step["step_time_ms"] = EAGER_MS if step["phase"] == "measure" else 9e9
 
     speed = compared(tmp_path, late_warmup).speed.speedup
-    assert speed is not None
-    assert (speed.low, speed.high, speed.verdict) == (1.0, 1.0, "NEUTRAL")
+    assert speed is not None and (speed.low, speed.high, speed.verdict) == (1.0, 1.0, "NEUTRAL")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0, 1e-320, 1e308])
@@ -192,16 +190,14 @@ def test_a_hiccup_is_left_out_on_both_sides(tmp_path: Path) -> None:
         run.metrics[50 + run.spec.graphed]["step_time_ms"] *= 50
 
     speed = compared(tmp_path, hiccup).speed.speedup
-    assert speed is not None
-    assert (speed.ratio, speed.outliers, speed.outliers_kept) == (pytest.approx(1.25), 4, "")
+    assert speed is not None and (speed.ratio, speed.outliers, speed.outliers_kept) == (pytest.approx(1.25), 4, "")
 
 
 def test_a_second_mode_of_the_graphed_run_is_not_hidden(tmp_path: Path) -> None:
     """Every tenth graphed step takes five times as long. By its median the run is 1.25 times as fast, but in truth it
     is slower."""
     speed = compared(tmp_path, slow_steps(10, side=True)).speed.speedup
-    assert speed is not None
-    assert speed.verdict == "SLOWER"
+    assert speed is not None and speed.verdict == "SLOWER"
     assert "steps of one graphed run are far from their median" in speed.outliers_kept
 
 
@@ -241,8 +237,7 @@ def test_what_is_left_out_does_not_change_the_word(
 ) -> None:
     """Over all steps, the graphed runs take more than twice as long."""
     speed = compared(tmp_path, stalls(at), repeats=3).speed.speedup
-    assert speed is not None
-    assert speed.outliers > 0 and speed.outliers_kept == ""
+    assert speed is not None and speed.outliers > 0 and speed.outliers_kept == ""
     assert speed.verdict == "INCONCLUSIVE"
     assert "the excluded outliers change the verdict, since over all steps the interval is" in speed.reason
 
@@ -285,8 +280,7 @@ def test_runs_that_overlap_give_no_figure(tmp_path: Path) -> None:
 )
 def test_repeats_have_to_alternate(tmp_path: Path, place: Callable[[int, bool], float], word: str) -> None:
     speed = compared(tmp_path, at(place), repeats=3).speed.speedup
-    assert speed is not None
-    assert speed.verdict == ("FASTER" if word == "FASTER" else "INCONCLUSIVE")
+    assert speed is not None and speed.verdict == ("FASTER" if word == "FASTER" else "INCONCLUSIVE")
     assert word in speed.reason or word == speed.verdict
 
 
@@ -537,8 +531,7 @@ def test_the_capture_pays_off_after_its_cost_over_the_gain(tmp_path: Path) -> No
                 step["step_time_ms"] = 21.0
 
     speed = compared(tmp_path, capturing).speed.speedup
-    assert speed is not None
-    assert speed.break_even_step == math.ceil((20_000 + 1 + 1) / 4)
+    assert speed is not None and speed.break_even_step == math.ceil((20_000 + 1 + 1) / 4)
 
 
 def test_what_the_engine_says_of_the_capture_counts_where_it_is_more(tmp_path: Path) -> None:
@@ -566,5 +559,4 @@ def test_settling_that_the_window_drops_is_paid_for(tmp_path: Path) -> None:
 
 def test_what_gains_nothing_never_pays_off(tmp_path: Path) -> None:
     speed = timed(tmp_path, lambda run: EAGER_MS + run.spec.repeat)
-    assert speed is not None
-    assert speed.break_even_step is None
+    assert speed is not None and speed.break_even_step is None

@@ -16,6 +16,7 @@ from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells, exit_code
 from analysis.sweep.judge_sweep import judge_sweep
 from analysis.verdict.noise import NoiseFloor
+from analysis.verdict.verdict import Verdict
 from launch.common.atomic_files import write_text
 from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
@@ -40,6 +41,16 @@ def judged(root: Path, edit: Edit, **options: Any) -> CellResult:
     return graphed_result(write_sweep(root, edit=edit, **options))
 
 
+def verdict_in(sweep: SweepPaths) -> Verdict:
+    found = graphed_result(sweep).verdict
+    assert found is not None
+    return found
+
+
+def verdict_of(root: Path, edit: Edit, **options: Any) -> Verdict:
+    return verdict_in(write_sweep(root, edit=edit, **options))
+
+
 def test_twins_that_agree_to_the_bit(tmp_path: Path) -> None:
     results = compare_cells(load(write_sweep(tmp_path)))
     result = results[1]
@@ -62,10 +73,13 @@ def test_noise_within_the_margin_is_equivalent_and_worst_repeat_wins(tmp_path: P
 
     result = judged(tmp_path, noise)
     assert [pair.verdict.verdict for pair in result.pairs] == ["BITWISE", "EQUIVALENT"]
-    assert [pair.verdict.evidence.eager_runs for pair in result.pairs if pair.verdict.evidence] == [2, 2]
-    assert result.verdict is not None
-    assert result.verdict.verdict == "EQUIVALENT"
+    each = [pair.verdict.evidence for pair in result.pairs if pair.verdict.evidence]
+    assert [(one.eager_runs, one.graphed_runs) for one in each] == [(2, 1), (2, 1)]
+    assert result.verdict is not None and result.verdict.verdict == "EQUIVALENT"
     assert result.max_loss_difference == pytest.approx(2e-4)
+    found = result.verdict.evidence
+    assert found is not None and (found.eager_runs, found.graphed_runs, found.bitwise_prefix) == (2, 2, 56)
+    assert [tested.metric for tested in found.tested] == ["loss", "grad_norm"]
 
 
 def test_each_graphed_run_equal_to_an_eager_one_of_its_own_is_not_bitwise(tmp_path: Path) -> None:
@@ -84,19 +98,6 @@ def test_each_graphed_run_equal_to_an_eager_one_of_its_own_is_not_bitwise(tmp_pa
     assert [pair.verdict.verdict for pair in result.pairs] == ["INCONCLUSIVE"] * 2
     assert "first 116 of 116 steps; eager runs among themselves 56" in report.markdown.read_text()
     assert report.exit_code == 4
-
-
-def test_repeats_are_judged_together_the_one_that_is_equal_to_the_bit_too(tmp_path: Path) -> None:
-    def noise(run: AttemptRecord) -> None:
-        if run.spec.graphed and run.spec.repeat == 1:
-            run.metrics[60]["loss"] += 2e-4
-
-    result = judged(tmp_path, noise)
-    assert result.verdict is not None and result.verdict.evidence is not None
-    found = result.verdict.evidence
-    assert (found.eager_runs, found.graphed_runs, found.bitwise_prefix) == (2, 2, 56)
-    assert [tested.metric for tested in found.tested] == ["loss", "grad_norm"]
-    assert [pair.verdict.evidence and pair.verdict.evidence.graphed_runs for pair in result.pairs] == [1, 1]
 
 
 def test_of_repeats_by_two_versions_of_the_code_the_largest_differences_are_shown(tmp_path: Path) -> None:
@@ -124,8 +125,7 @@ def test_a_step_beyond_the_margin_is_of_the_repeat_that_has_it(tmp_path: Path) -
             run.metrics[60]["grad_norm"] *= 1.02
 
     result = judged(tmp_path, far)
-    assert result.verdict is not None
-    assert result.verdict.verdict == "DIVERGED"
+    assert result.verdict is not None and result.verdict.verdict == "DIVERGED"
     assert result.verdict.reason.startswith("first at step 60: the gradient norm is")
     assert result.verdict.reason.endswith("(graphed repeat 1)")
     assert [pair.verdict.verdict for pair in result.pairs] == ["BITWISE", "DIVERGED"]
@@ -162,8 +162,8 @@ def test_ranks_that_are_replicas_in_eager_runs_alone_are_a_divergence(tmp_path: 
         end_elsewhere(run, 0, 1, apart=run.spec.graphed and run.spec.repeat == 1)
         run.metrics[60]["loss"] += 1e-6 * run.spec.graphed
 
-    found = graphed_result(write_sweep(tmp_path, ranks=2, edit=edit)).verdict
-    assert found and found.verdict == "DIVERGED" and "ranks 0, 1 end with the same parameters in eager" in found.reason
+    found = verdict_of(tmp_path, edit, ranks=2)
+    assert found.verdict == "DIVERGED" and "ranks 0, 1 end with the same parameters in eager" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_a_captured_optimizer_passes_only_if_the_loss_falls_or_checks_compare_it
                 event for event in run.events[0] if event.get("step") != 62 or event["kind"] != "step_check"
             ]
 
-    found = graphed_result(write_sweep(tmp_path, edit=edit, step_checks=step_checks)).verdict
-    assert found and found.verdict == verdict
+    found = verdict_of(tmp_path, edit, step_checks=step_checks)
+    assert found.verdict == verdict
     assert ("the variation between batches hides whether it learns" in found.reason) == (verdict == "INCONCLUSIVE")
 
 
@@ -223,8 +223,8 @@ def test_equal_curves_with_other_parameters_at_the_end_are_not_bitwise(
         if elsewhere(run.spec):
             end_elsewhere(run, 0, 1)
 
-    found = graphed_result(write_sweep(tmp_path, ranks=2, edit=edit)).verdict
-    assert found and found.verdict == verdict
+    found = verdict_of(tmp_path, edit, ranks=2)
+    assert found.verdict == verdict
     assert ("the parameters of ranks 0, 1 differ after the last step" in found.reason) == (verdict == "INCONCLUSIVE")
 
 
@@ -236,35 +236,31 @@ def test_a_graphed_optimizer_that_never_steps_diverges_however_near_the_losses_a
             keep_parameters(run)
 
     sweep = write_sweep(tmp_path, edit=edit)
-    result = graphed_result(sweep)
-    assert result.verdict is not None and result.verdict.verdict == "DIVERGED"
-    assert "the graphed optimizer does not step: the parameters of rank" in result.verdict.reason
-    write_report(sweep)
-    assert "does not step" in (sweep.report / "report.md").read_text(encoding="utf-8")
+    found = verdict_in(sweep)
+    assert found.verdict == "DIVERGED" and "the graphed optimizer does not step: the parameters of rank" in found.reason
+    assert "does not step" in write_report(sweep).markdown.read_text()
 
 
 def test_where_no_run_changes_its_parameters_there_is_nothing_to_compare(tmp_path: Path) -> None:
-    verdict = judged(tmp_path, keep_parameters).verdict
-    assert verdict is not None and verdict.verdict == "INCOMPARABLE" and "nothing is learnt" in verdict.reason
+    verdict = verdict_of(tmp_path, keep_parameters)
+    assert verdict.verdict == "INCOMPARABLE" and "nothing is learnt" in verdict.reason
 
 
 def test_deterministic_mode_asks_for_equality_before_the_capture_as_well(tmp_path: Path) -> None:
     def other_start(run: AttemptRecord) -> None:
         run.metrics[1]["loss"] += 1e-9
 
-    words = [judged(tmp_path / str(mode), for_graphed(other_start), deterministic=mode) for mode in (False, True)]
-    assert [result.verdict.verdict for result in words if result.verdict] == ["BITWISE", "INCOMPARABLE"]
+    found = [verdict_of(tmp_path / str(mode), for_graphed(other_start), deterministic=mode) for mode in (False, True)]
+    assert [verdict.verdict for verdict in found] == ["BITWISE", "INCOMPARABLE"]
 
 
 def test_deterministic_mode_asks_for_equality_to_the_bit(tmp_path: Path) -> None:
     def near(run: AttemptRecord) -> None:
         run.metrics[60]["loss"] += 1e-6
 
-    found = judged(tmp_path / "near", for_graphed(near), deterministic=True)
-    assert found.verdict is not None and found.verdict.verdict == "DIVERGED"
-    assert found.verdict.deviation is not None and found.verdict.deviation.step == 60
-    same = graphed_result(write_sweep(tmp_path / "same", deterministic=True))
-    assert same.verdict is not None and same.verdict.verdict == "BITWISE"
+    found = verdict_of(tmp_path / "near", for_graphed(near), deterministic=True)
+    assert found.verdict == "DIVERGED" and found.deviation is not None and found.deviation.step == 60
+    assert verdict_in(write_sweep(tmp_path / "same", deterministic=True)).verdict == "BITWISE"
 
 
 def forked(which: Callable[[RunSpec], bool], ends_apart: bool = False) -> Edit:
@@ -314,10 +310,9 @@ def test_one_nan_in_one_repeat_of_the_graphed_cell_diverges(tmp_path: Path) -> N
         if run.spec.graphed and run.spec.repeat == 1:
             run.metrics[80]["loss"] = float("nan")
 
-    result = judged(tmp_path, nan)
-    assert result.verdict is not None
-    assert (result.verdict.verdict, result.verdict.deviation and result.verdict.deviation.step) == ("DIVERGED", 80)
-    assert result.verdict.reason.startswith("repeat 1")
+    found = verdict_of(tmp_path, nan)
+    assert (found.verdict, found.deviation and found.deviation.step) == ("DIVERGED", 80)
+    assert found.reason.startswith("repeat 1")
 
 
 def test_all_nan_on_both_sides_does_not_pass(tmp_path: Path) -> None:
@@ -326,7 +321,7 @@ def test_all_nan_on_both_sides_does_not_pass(tmp_path: Path) -> None:
             step["loss"] = float("nan")
 
     sweep = write_sweep(tmp_path, edit=all_nan)
-    assert graphed_result(sweep).verdict.verdict == "INCOMPARABLE"  # type: ignore[union-attr]
+    assert verdict_in(sweep).verdict == "INCOMPARABLE"
     # A run with a NaN never ends as COMPLETED. A record that claims this is wrong, whatever the pair's verdict.
     assert exit_code(compare_cells(load(sweep))) == 3
 
@@ -339,8 +334,7 @@ def test_a_run_that_ended_at_its_nan_diverges_though_it_gives_no_proof(tmp_path:
         run.outcome = Outcome("NUMERIC", "measure", "bundle000", 0.0, 1.0, rank=0, message="loss is nan at step 70")
 
     result = judged(tmp_path, for_graphed(stopped))
-    assert result.verdict is not None
-    assert (result.verdict.verdict, result.unexpected) == ("DIVERGED", True)
+    assert result.verdict is not None and (result.verdict.verdict, result.unexpected) == ("DIVERGED", True)
 
 
 def shorten(run: AttemptRecord) -> None:
@@ -412,8 +406,7 @@ def not_a_number(run: AttemptRecord) -> None:
 def test_pairs_that_cannot_be_compared(tmp_path: Path, change: Edit, said: str) -> None:
     sweep = write_sweep(tmp_path, edit=for_graphed(change))
     result = graphed_result(sweep)
-    assert result.verdict is not None
-    assert result.verdict.verdict == "INCOMPARABLE"
+    assert result.verdict is not None and result.verdict.verdict == "INCOMPARABLE"
     assert said in result.verdict.reason
     assert result.verdict.fix and ("same shapes" in result.verdict.fix) == ("recompilations" in said)
     assert result.speed.speedup is None
@@ -424,11 +417,9 @@ def test_every_rank_must_prove_its_replays(tmp_path: Path) -> None:
     def silent_rank(run: AttemptRecord) -> None:
         run.events[1] = [event for event in run.events[1] if event["kind"] != "proof"]
 
-    assert judged(tmp_path / "all", lambda run: None, ranks=2).verdict.verdict == "BITWISE"  # type: ignore[union-attr]
-    result = judged(tmp_path / "one", for_graphed(silent_rank), ranks=2)
-    assert result.verdict is not None
-    assert result.verdict.verdict == "INCOMPARABLE"
-    assert "rank 1" in result.verdict.reason
+    assert verdict_in(write_sweep(tmp_path / "all", ranks=2)).verdict == "BITWISE"
+    found = verdict_of(tmp_path / "one", for_graphed(silent_rank), ranks=2)
+    assert found.verdict == "INCOMPARABLE" and "rank 1" in found.reason
 
 
 def test_a_torn_last_line_is_a_missing_step(tmp_path: Path) -> None:
@@ -436,10 +427,8 @@ def test_a_torn_last_line_is_a_missing_step(tmp_path: Path) -> None:
     run_id = graphed_result(sweep).runs[0].run_id
     metrics = sweep.run(run_id).attempt(1).metrics
     metrics.write_bytes(metrics.read_bytes()[:-20])
-    result = graphed_result(sweep)
-    assert result.verdict is not None
-    assert result.verdict.verdict == "INCOMPARABLE"
-    assert "step 119 missing" in result.verdict.reason
+    found = verdict_in(sweep)
+    assert found.verdict == "INCOMPARABLE" and "step 119 missing" in found.reason
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "environment.json", "events/rank0.jsonl"])
@@ -448,7 +437,7 @@ def test_a_damaged_or_lost_record_is_incomparable(tmp_path: Path, name: str) -> 
         sweep = write_sweep(tmp_path / str(content is None))
         path = sweep.run(graphed_result(sweep).runs[0].run_id).attempt(1).root / name
         path.unlink() if content is None else path.write_bytes(content)
-        assert graphed_result(sweep).verdict.verdict == "INCOMPARABLE"  # type: ignore[union-attr]
+        assert verdict_in(sweep).verdict == "INCOMPARABLE"
 
 
 @pytest.mark.parametrize("value", ["12.5", True, None])
@@ -457,8 +446,8 @@ def test_what_is_no_number_is_read_as_none(tmp_path: Path, name: str, value: obj
     def edit(run: AttemptRecord) -> None:
         run.metrics[70][name] = value
 
-    verdict = graphed_result(write_sweep(tmp_path, steps=80, repeats=1, edit=edit)).verdict
-    assert verdict is not None and verdict.verdict == "INCOMPARABLE" and f"{value!r} is not a number" in verdict.reason
+    verdict = verdict_of(tmp_path, edit, steps=80, repeats=1)
+    assert verdict.verdict == "INCOMPARABLE" and f"{value!r} is not a number" in verdict.reason
 
 
 def test_a_norm_that_nobody_computed_is_incomparable(tmp_path: Path) -> None:
@@ -468,18 +457,15 @@ def test_a_norm_that_nobody_computed_is_incomparable(tmp_path: Path) -> None:
         for step in run.metrics:
             step["grad_norm"] = -1.0
 
-    verdict = graphed_result(write_sweep(tmp_path, edit=edit)).verdict
-    assert verdict is not None and verdict.verdict == "INCOMPARABLE"
-    assert "grad_norm is -1.0, but no norm is negative" in verdict.reason
+    verdict = verdict_of(tmp_path, edit)
+    assert verdict.verdict == "INCOMPARABLE" and "grad_norm is -1.0, but no norm is negative" in verdict.reason
 
 
 def test_a_spec_of_another_run_is_incomparable(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path)
     first, second = graphed_result(sweep).runs
     write_text(sweep.run(first.run_id).spec, sweep.run(second.run_id).spec.read_text())
-    result = graphed_result(sweep)
-    assert result.verdict is not None
-    assert f"spec.json is of run {second.run_id}" in result.verdict.reason
+    assert f"spec.json is of run {second.run_id}" in verdict_in(sweep).reason
 
 
 def test_a_graphed_repeat_without_its_eager_repeat_is_incomparable(tmp_path: Path) -> None:
@@ -488,8 +474,7 @@ def test_a_graphed_repeat_without_its_eager_repeat_is_incomparable(tmp_path: Pat
     records = load(sweep)
     lone = dataclasses.replace(plan, cells=tuple(cell for cell in plan.cells if cell.graphed))
     results = compare_cells(dataclasses.replace(records, plan=lone))
-    assert results[0].verdict is not None
-    assert results[0].verdict.verdict == "INCOMPARABLE"
+    assert results[0].verdict is not None and results[0].verdict.verdict == "INCOMPARABLE"
     assert "no eager run" in results[0].verdict.reason
     assert exit_code(results) == 3
 
@@ -543,8 +528,7 @@ def captured_in_the_first_step(run: AttemptRecord) -> None:
 
 
 def test_local_graphs_are_captured_in_the_first_step(tmp_path: Path) -> None:
-    result = judged(tmp_path, for_graphed(captured_in_the_first_step), impls=("local",))
-    assert result.verdict is not None and result.verdict.verdict == "BITWISE"
+    assert verdict_of(tmp_path, for_graphed(captured_in_the_first_step), impls=("local",)).verdict == "BITWISE"
 
 
 def apart_from_the_start(run: AttemptRecord) -> None:
@@ -570,15 +554,15 @@ def captured_eager(run: AttemptRecord) -> None:
     ],
 )
 def test_records_that_contradict_themselves_are_incomparable(tmp_path: Path, change: Edit, said: str) -> None:
-    found = judged(tmp_path, change).verdict
-    assert found is not None and found.verdict == "INCOMPARABLE" and said in found.reason
+    found = verdict_of(tmp_path, change)
+    assert found.verdict == "INCOMPARABLE" and said in found.reason
 
 
 def test_noise_of_eager_before_the_capture_is_not_held_against_a_graphed_run(tmp_path: Path) -> None:
     def noise(run: AttemptRecord) -> None:
         run.metrics[1]["loss"] += 0.1 * run.spec.repeat + (0.1 if run.spec.graphed else 0.0)
 
-    assert judged(tmp_path, noise).verdict.verdict == "BITWISE"  # type: ignore[union-attr]
+    assert verdict_of(tmp_path, noise).verdict == "BITWISE"
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -604,15 +588,15 @@ def test_a_nan_is_no_graphs_where_an_eager_run_of_another_repeat_has_one(tmp_pat
         if run.spec.graphed is (run.spec.repeat == 0):
             run.metrics[60]["loss"] = float("nan")
 
-    assert judged(tmp_path, nan).verdict.verdict == "INCOMPARABLE"  # type: ignore[union-attr]
+    assert verdict_of(tmp_path, nan).verdict == "INCOMPARABLE"
 
 
 def test_one_bit_is_told_apart_in_words(tmp_path: Path) -> None:
     def one_bit(run: AttemptRecord) -> None:
         run.metrics[60]["loss"] *= 1 + 2**-52
 
-    verdict = judged(tmp_path, for_graphed(one_bit), deterministic=True).verdict
-    assert verdict is not None and verdict.verdict == "DIVERGED"
+    verdict = verdict_of(tmp_path, for_graphed(one_bit), deterministic=True)
+    assert verdict.verdict == "DIVERGED"
     graphed, eager = verdict.reason.split("the loss is ")[1].split(" eager")[0].split(" graphed and ")
     assert graphed != eager and float(graphed) == float(eager) * (1 + 2**-52)
 
@@ -679,8 +663,7 @@ def test_expecting_a_hang_at_the_end_does_not_spare_the_comparison(tmp_path: Pat
         run.outcome = Outcome("TEARDOWN_HANG", "teardown", run.outcome.allocation if run.outcome else "", 0.0, 1.0)
         run.metrics[80]["loss"] = float("nan")
 
-    found = judged(tmp_path, for_graphed(hung), expect=Expectation("TEARDOWN_HANG"))
-    assert found.verdict is not None and found.verdict.verdict == "DIVERGED"
+    assert verdict_of(tmp_path, for_graphed(hung), expect=Expectation("TEARDOWN_HANG")).verdict == "DIVERGED"
 
 
 def failing(outcome: Outcome) -> Edit:
@@ -718,11 +701,7 @@ def eager_only(change: Edit) -> Edit:
         (for_graphed(unbegun), Expectation(), 2),
         (eager_only(interrupted), Expectation(), 2),
         (lambda run: unbegun(run) if run.spec.repeat else None, Expectation(), 2),
-        (
-            lambda run: (diverge if run.spec.repeat else interrupted)(run) if run.spec.graphed else None,
-            Expectation(),
-            3,
-        ),
+        (for_graphed(lambda run: (diverge if run.spec.repeat else interrupted)(run)), Expectation(), 3),
     ],
 )
 def test_exit_codes(tmp_path: Path, edit: Edit, expect: Expectation, code: int) -> None:
@@ -736,8 +715,7 @@ def test_too_few_steps_and_one_repeat_are_inconclusive_only(tmp_path: Path) -> N
 
     for name, options in (("short", {"steps": 60}), ("once", {"repeats": 1})):
         results = compare_cells(load(write_sweep(tmp_path / name, edit=nudge, **options)))  # type: ignore[arg-type]
-        assert results[1].verdict is not None
-        assert results[1].verdict.verdict == "INCONCLUSIVE"
+        assert results[1].verdict is not None and results[1].verdict.verdict == "INCONCLUSIVE"
         assert exit_code(results) == 4
 
 
@@ -758,8 +736,7 @@ def test_a_teardown_that_hung_keeps_its_results_but_is_unexpected(tmp_path: Path
         run.outcome = dataclasses.replace(run.outcome, outcome="TEARDOWN_HANG")
 
     result = judged(tmp_path, for_graphed(hang))
-    assert result.verdict is not None
-    assert (result.verdict.verdict, result.unexpected) == ("BITWISE", True)
+    assert result.verdict is not None and (result.verdict.verdict, result.unexpected) == ("BITWISE", True)
 
 
 def test_cells_that_do_not_run_are_no_failure(tmp_path: Path) -> None:

@@ -67,8 +67,7 @@ def test_a_difference_in_the_last_bit_is_not_bitwise() -> None:
     losses[50] = np.nextafter(losses[50], 10)
     found = verdict(replace(graphed, loss=losses))
     assert found.verdict == "EQUIVALENT"
-    assert found.evidence is not None
-    assert found.evidence.bitwise_prefix == 50 - (CAPTURE + 1)
+    assert found.evidence is not None and found.evidence.bitwise_prefix == 50 - (CAPTURE + 1)
     assert found.evidence.max_loss_step == 50
 
 
@@ -80,8 +79,7 @@ def test_a_difference_before_the_capture_does_not_count_against_equivalence() ->
 def test_one_step_beyond_the_margin_diverges_and_is_named(loss: float, grad_norm: float, metric: str) -> None:
     found = verdict(moved(curve(graphed=True), 77, loss, grad_norm))
     assert found.verdict == "DIVERGED"
-    assert found.deviation is not None
-    assert (found.deviation.step, found.deviation.metric) == (77, metric)
+    assert found.deviation is not None and (found.deviation.step, found.deviation.metric) == (77, metric)
     assert found.deviation.size == pytest.approx(loss or grad_norm)
 
 
@@ -97,8 +95,7 @@ def test_not_finite_in_a_graphed_run_alone_diverges_at_that_step(bad: float, met
     eager = curve()
     found = verdict(with_value(curve(graphed=True), 60, metric, bad), eager, eager)
     assert found.verdict == "DIVERGED"
-    assert found.deviation is not None
-    assert (found.deviation.step, found.deviation.metric) == (60, metric)
+    assert found.deviation is not None and (found.deviation.step, found.deviation.metric) == (60, metric)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -449,8 +446,7 @@ def test_a_deviation_of_twice_the_margin_is_found_wherever_it_is(at: int, sign: 
         graphed = moved(graphed, at, grad_norm=sign * 2 * MARGINS.grad_norm)
     found = verdict(graphed)
     assert found.verdict == "DIVERGED"
-    assert found.deviation is not None
-    assert (found.deviation.step, found.deviation.metric) == (at, metric)
+    assert found.deviation is not None and (found.deviation.step, found.deviation.metric) == (at, metric)
 
 
 @given(

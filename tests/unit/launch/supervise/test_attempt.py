@@ -89,5 +89,4 @@ def test_the_exit_code_is_that_of_the_rank_that_is_blamed(tmp_path: Path) -> Non
     paths.root.mkdir(parents=True)
     attempt.run_attempt(paths, Crashed(), LIMITS, "b", lambda: None)
     outcome = read_outcome(paths)
-    assert outcome is not None
-    assert (outcome.failure_class, outcome.rank, outcome.exit_code) == ("SIGSEGV", 1, -11)
+    assert outcome is not None and (outcome.failure_class, outcome.rank, outcome.exit_code) == ("SIGSEGV", 1, -11)

@@ -89,8 +89,7 @@ def test_help_shows_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[
     assert ended.value.code == 0
     text = capsys.readouterr().out
     example = re.search(r"example:\n  python -m orchestrator (\w+)", text)
-    assert example is not None
-    assert example[1] in ((verb,) if verb else VERBS)
+    assert example is not None and example[1] in ((verb,) if verb else VERBS)
     codes = re.findall(r"^  (\d+)  ", text.partition("exit codes:\n")[2], re.MULTILINE)
     assert codes == [str(code.value) for code in exit_codes_of(verb or "sweep")]
 
@@ -100,8 +99,7 @@ def test_the_example_of_plan_works(capsys: pytest.CaptureFixture[str], monkeypat
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
     example = re.search(r"example:\n  python -m orchestrator (plan .*)", capsys.readouterr().out)
-    assert example is not None
-    assert main(example[1].split()) == 0
+    assert example is not None and main(example[1].split()) == 0
 
 
 # --- plan -----------------------------------------------------------------------------------------------------------
