@@ -4,6 +4,7 @@ rank."""
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +17,7 @@ from analysis.records.load import load, load_run
 from analysis.records.run import Attempt
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells
+from analysis.verdict.verdict import Verdict
 from launch.contract.paths import SweepPaths
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.probe import Probe
@@ -32,22 +34,22 @@ def graphed_result(root: Path, edit: Edit, **options: Any) -> CellResult:
     return results[1]
 
 
-def change_probe(rank: int, **fields: Any) -> Edit:
+def verdict_of(root: Path, edit: Edit, **options: Any) -> Verdict:
+    found = graphed_result(root, edit, **options).verdict
+    assert found is not None
+    return found
+
+
+def change_event(kind: str, part: str, rank: int, **fields: Any) -> Edit:
     def change(run: AttemptRecord) -> None:
         for event in run.events[rank]:
-            if event["kind"] == "probe":
-                event["probe"] |= fields
+            if event["kind"] == kind:
+                event[part] |= fields
 
     return change
 
 
-def change_proof(rank: int, **fields: Any) -> Edit:
-    def change(run: AttemptRecord) -> None:
-        for event in run.events[rank]:
-            if event["kind"] == "proof":
-                event["graphs"] |= fields
-
-    return change
+change_probe, change_proof = partial(change_event, "probe", "probe"), partial(change_event, "proof", "graphs")
 
 
 def no_probe(rank: int) -> Edit:
@@ -103,14 +105,12 @@ def test_a_run_that_nsys_profiled_was_not_probed() -> None:
 
 def test_one_rank_without_launches_or_probe_is_enough(tmp_path: Path) -> None:
     for name, edit in (("unseen", change_probe(1, graph_launches=0.0)), ("lost", no_probe(1))):
-        result = graphed_result(tmp_path / name, edit, ranks=2)
-        assert result.verdict is not None and result.verdict.verdict == "INCOMPARABLE"
-        assert "rank 1: " in result.verdict.reason
+        found = verdict_of(tmp_path / name, edit, ranks=2)
+        assert found.verdict == "INCOMPARABLE" and "rank 1: " in found.reason
 
 
 def test_more_launches_than_expected_are_no_fault(tmp_path: Path) -> None:
-    result = graphed_result(tmp_path, change_probe(0, graph_launches=12.0))
-    assert result.verdict is not None and result.verdict.passes
+    assert verdict_of(tmp_path, change_probe(0, graph_launches=12.0)).passes
 
 
 @pytest.mark.parametrize("value", [None, "many", "NaN", -1.0, True, [8]])

@@ -135,8 +135,16 @@ def timed(run: AttemptRecord) -> None:
         step["step_time_ms"] = GRAPHED_MS if run.spec.graphed else EAGER_MS
 
 
-def limit_of(root: Path, edit: Any = timed, **options: Any) -> SpeedupBound | None:
-    return compare_cells(load(write_sweep(root, device="cuda", impls=("torch",), edit=edit, **options)))[1].speed.bound
+def limit_of(root: Path, edit: Any = timed, **options: Any) -> SpeedupBound:
+    results = compare_cells(load(write_sweep(root, device="cuda", impls=("torch",), edit=edit, **options)))
+    assert results[1].speed.bound is not None
+    return results[1].speed.bound
+
+
+def eager_limit_of(root: Path, edit: Any, **options: Any) -> EagerStep:
+    found = limit_of(root, edit, **options).eager
+    assert found is not None
+    return found
 
 
 def of_eager(change: Any) -> Any:
@@ -150,9 +158,8 @@ def of_eager(change: Any) -> Any:
 
 def test_the_figures_are_of_the_eager_twin_and_of_timed_steps(tmp_path: Path) -> None:
     limit = limit_of(tmp_path)
-    assert limit is not None
     eager = EagerStep(EAGER_MS, EAGER_PROBE.busy_ms, EAGER_PROBE.computing_ms, EAGER_PROBE.host_ms, 1200)
-    assert vars(limit.eager) == pytest.approx(vars(eager))
+    assert limit.eager is not None and vars(limit.eager) == pytest.approx(vars(eager))
     graphed = GraphedStep(GRAPHED_MS, GRAPHED_PROBE.busy_ms, GRAPHED_PROBE.computing_ms, GRAPHED_PROBE.host_ms, 1200, 8)
     assert vars(limit.graphed) == pytest.approx(vars(graphed))
     assert (limit.eager.launch_bound, limit.eager.not_computing) == pytest.approx((0.2, 0.225))
@@ -168,16 +175,14 @@ def test_the_slowest_rank_counts_the_least_busy_and_the_geometric_mean_of_repeat
         change_probe(1, busy_ms=computing + 0.8, computing_ms=computing)(run)
         change_probe(0, host_ms=21.0, busy_ms=computing + 0.4, computing_ms=computing)(run)
 
-    limit = limit_of(tmp_path, of_eager(slow), ranks=2, repeats=3)
-    assert limit is not None and limit.eager is not None
+    eager = eager_limit_of(tmp_path, of_eager(slow), ranks=2, repeats=3)
     mean = (16.4 * 17.4 * 18.4) ** (1 / 3)
-    assert (limit.eager.busy_ms, limit.eager.host_ms, limit.eager.communicates) == (pytest.approx(mean), 21.0, False)
+    assert (eager.busy_ms, eager.host_ms, eager.communicates) == (pytest.approx(mean), 21.0, False)
 
 
 def test_a_rank_that_waits_without_a_kernel_is_as_busy_as_the_others_compute(tmp_path: Path) -> None:
-    limit = limit_of(tmp_path, of_eager(change_probe(1, busy_ms=9.0, computing_ms=9.0)), ranks=2)
-    assert limit is not None and limit.eager is not None
-    assert limit.eager.busy_ms == pytest.approx(EAGER_PROBE.computing_ms)
+    eager = eager_limit_of(tmp_path, of_eager(change_probe(1, busy_ms=9.0, computing_ms=9.0)), ranks=2)
+    assert eager.busy_ms == pytest.approx(EAGER_PROBE.computing_ms)
 
 
 @pytest.mark.parametrize(("busy", "communicates"), [(16.0, False), (16.5, True)])
@@ -186,9 +191,7 @@ def test_ranks_communicate_where_one_of_one_repeat_does(tmp_path: Path, busy: fl
         if run.spec.repeat == 1:
             change_probe(1, busy_ms=busy)(run)
 
-    limit = limit_of(tmp_path, of_eager(one), ranks=2)
-    assert limit is not None and limit.eager is not None
-    assert limit.eager.communicates == communicates
+    assert eager_limit_of(tmp_path, of_eager(one), ranks=2).communicates == communicates
 
 
 @pytest.mark.parametrize("slower", [(1, 1, 2), (1, 2, 2)])
@@ -205,8 +208,7 @@ def test_a_machine_that_is_slower_in_all_changes_nothing_of_a_ratio(tmp_path: Pa
             change_probe(number, busy_ms=16.0 * factor, computing_ms=16.0 * factor)(run)
 
     limit = limit_of(tmp_path, edit, ranks=2, repeats=3)
-    assert limit is not None and limit.reason == ""
-    assert limit.times_busy == pytest.approx(GRAPHED_MS / 16)
+    assert (limit.reason, limit.times_busy) == ("", pytest.approx(GRAPHED_MS / 16))
 
 
 def test_a_host_that_waits_for_the_device_in_a_step_has_no_time_of_its_own(tmp_path: Path) -> None:
@@ -269,8 +271,7 @@ def test_a_pair_without_a_speed_still_shows_the_eager_limit(tmp_path: Path) -> N
             change_probe(0, graph_launches=0.0)(run)
 
     limit = limit_of(tmp_path, unproven)
-    assert limit is not None and limit.eager is not None
-    assert (limit.graphed, limit.reason) == (None, "the pair is incomparable")
+    assert limit.eager and (limit.graphed, limit.reason) == (None, "the pair is incomparable")
 
 
 def test_a_graphed_run_whose_trace_is_lost_is_held_against_nothing(tmp_path: Path) -> None:
@@ -282,13 +283,12 @@ def test_a_graphed_run_whose_trace_is_lost_is_held_against_nothing(tmp_path: Pat
             change_probe(1, busy_ms=0.0, computing_ms=0.0, kernels=0.0)(run)
 
     limit = limit_of(tmp_path, lost, ranks=2)
-    assert limit is not None and limit.eager is not None
+    assert limit.eager is not None
     assert (limit.graphed, limit.reason) == (None, "a rank of the graphed run saw no kernel in its probe")
 
 
 def test_repeats_without_a_time_are_left_out_with_their_pair(tmp_path: Path) -> None:
-    limit = limit_of(tmp_path, of_eager(one_bad_time))
-    assert limit is not None and limit.eager is not None and limit.eager.step_ms == pytest.approx(EAGER_MS)
+    assert eager_limit_of(tmp_path, of_eager(one_bad_time)).step_ms == pytest.approx(EAGER_MS)
 
 
 # --- the report -----------------------------------------------------------------------------------------------------

@@ -34,14 +34,20 @@ def compared(root: Path, edit: Edit, repeats: int = 2) -> CellResult:
     return compare_cells(load(write_sweep(root, edit=edit, repeats=repeats)))[1]
 
 
-def timed(root: Path, graphed_ms: Callable[[AttemptRecord], float], repeats: int = 2) -> Speed | None:
+def speed_of(root: Path, edit: Edit, repeats: int = 2) -> Speed:
+    found = compared(root, edit, repeats).speed.speedup
+    assert found is not None
+    return found
+
+
+def timed(root: Path, graphed_ms: Callable[[AttemptRecord], float], repeats: int = 2) -> Speed:
     """Return the speed of a sweep whose steps take ``EAGER_MS`` eager and ``graphed_ms`` graphed."""
 
     def edit(run: AttemptRecord) -> None:
         for step in run.metrics:
             step["step_time_ms"] = graphed_ms(run) if run.spec.graphed else EAGER_MS
 
-    return compared(root, edit, repeats).speed.speedup
+    return speed_of(root, edit, repeats)
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
@@ -128,7 +134,7 @@ def test_a_wrong_direction_is_as_rare_as_the_interval_promises(true: float, repe
 
 def test_the_figure_is_the_geometric_mean_of_pairs(tmp_path: Path) -> None:
     speed = timed(tmp_path, lambda run: 16.0 if run.spec.repeat else 15.5)
-    assert speed is not None and speed.ratio == pytest.approx(math.sqrt(20 / 16 * 20 / 15.5))
+    assert speed.ratio == pytest.approx(math.sqrt(20 / 16 * 20 / 15.5))
     assert speed.ratio == pytest.approx(speed.eager_ms / speed.graphed_ms)
     assert speed.summary == "1.27x (1.04-1.55 over 2 pairs)"
     assert speed.verdict == "FASTER"
@@ -136,7 +142,6 @@ def test_the_figure_is_the_geometric_mean_of_pairs(tmp_path: Path) -> None:
 
 def test_one_pair_has_a_figure_and_no_interval(tmp_path: Path) -> None:
     speed = timed(tmp_path, lambda run: 16.0, repeats=1)
-    assert speed is not None
     assert (speed.summary, speed.low, speed.high, speed.verdict) == ("1.25x (1 pair)", None, None, "INCONCLUSIVE")
     assert "repeats" in speed.reason
 
@@ -156,8 +161,8 @@ def test_only_measured_steps_count(tmp_path: Path) -> None:
         for step in run.metrics:
             step["step_time_ms"] = EAGER_MS if step["phase"] == "measure" else 9e9
 
-    speed = compared(tmp_path, late_warmup).speed.speedup
-    assert speed is not None and (speed.low, speed.high, speed.verdict) == (1.0, 1.0, "NEUTRAL")
+    speed = speed_of(tmp_path, late_warmup)
+    assert (speed.low, speed.high, speed.verdict) == (1.0, 1.0, "NEUTRAL")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0, 1e-320, 1e308])
@@ -189,23 +194,22 @@ def test_a_hiccup_is_left_out_on_both_sides(tmp_path: Path) -> None:
             step["step_time_ms"] = 16.0 if run.spec.graphed else EAGER_MS
         run.metrics[50 + run.spec.graphed]["step_time_ms"] *= 50
 
-    speed = compared(tmp_path, hiccup).speed.speedup
-    assert speed is not None and (speed.ratio, speed.outliers, speed.outliers_kept) == (pytest.approx(1.25), 4, "")
+    speed = speed_of(tmp_path, hiccup)
+    assert (speed.ratio, speed.outliers, speed.outliers_kept) == (pytest.approx(1.25), 4, "")
 
 
 def test_a_second_mode_of_the_graphed_run_is_not_hidden(tmp_path: Path) -> None:
     """Every tenth graphed step takes five times as long. By its median the run is 1.25 times as fast, but in truth it
     is slower."""
-    speed = compared(tmp_path, slow_steps(10, side=True)).speed.speedup
-    assert speed is not None and speed.verdict == "SLOWER"
+    speed = speed_of(tmp_path, slow_steps(10, side=True))
+    assert speed.verdict == "SLOWER"
     assert "steps of one graphed run are far from their median" in speed.outliers_kept
 
 
 def test_rare_steps_count_where_one_side_alone_has_them(tmp_path: Path) -> None:
     """In each of three repeats, three of 112 graphed steps are slow. This is rare in each run, but together it is no
     chance."""
-    speed = compared(tmp_path, slow_steps(40, side=True), repeats=3).speed.speedup
-    assert speed is not None
+    speed = speed_of(tmp_path, slow_steps(40, side=True), repeats=3)
     assert speed.outliers_kept == "9 graphed steps are far from their run's median, but only 0 eager steps"
     assert speed.ratio < 1.25 * 0.95
 
@@ -236,8 +240,8 @@ def test_what_is_left_out_does_not_change_the_word(
     tmp_path: Path, at: Callable[[AttemptRecord], dict[int, float]]
 ) -> None:
     """Over all steps, the graphed runs take more than twice as long."""
-    speed = compared(tmp_path, stalls(at), repeats=3).speed.speedup
-    assert speed is not None and speed.outliers > 0 and speed.outliers_kept == ""
+    speed = speed_of(tmp_path, stalls(at), repeats=3)
+    assert speed.outliers > 0 and speed.outliers_kept == ""
     assert speed.verdict == "INCONCLUSIVE"
     assert "the excluded outliers change the verdict, since over all steps the interval is" in speed.reason
 
@@ -279,8 +283,8 @@ def test_runs_that_overlap_give_no_figure(tmp_path: Path) -> None:
     ],
 )
 def test_repeats_have_to_alternate(tmp_path: Path, place: Callable[[int, bool], float], word: str) -> None:
-    speed = compared(tmp_path, at(place), repeats=3).speed.speedup
-    assert speed is not None and speed.verdict == ("FASTER" if word == "FASTER" else "INCONCLUSIVE")
+    speed = speed_of(tmp_path, at(place), repeats=3)
+    assert speed.verdict == ("FASTER" if word == "FASTER" else "INCONCLUSIVE")
     assert word in speed.reason or word == speed.verdict
 
 
@@ -290,8 +294,8 @@ def test_a_fixed_order_is_seen_where_every_reversed_pair_has_no_speed(tmp_path: 
         if run.spec.repeat % 2:
             run.metrics[60]["step_time_ms"] = 0.0
 
-    speed = compared(tmp_path, edit, repeats=5).speed.speedup
-    assert speed is not None and (speed.pairs, speed.verdict) == (3, "INCONCLUSIVE")
+    speed = speed_of(tmp_path, edit, repeats=5)
+    assert (speed.pairs, speed.verdict) == (3, "INCONCLUSIVE")
     assert "the same side ran first in all 3 timed pairs" in speed.reason
 
 
@@ -305,8 +309,8 @@ def test_a_change_within_the_window_is_no_speed_up(tmp_path: Path, repeats: int)
             slow = not run.spec.graphed and step["step"] < 64
             step["step_time_ms"] = EAGER_MS * (1.1 if slow else 1.0) * (1 + float(off))
 
-    speed = compared(tmp_path, edit, repeats).speed.speedup
-    assert speed is not None and speed.low is not None and speed.low > 1.03
+    speed = speed_of(tmp_path, edit, repeats)
+    assert speed.low is not None and speed.low > 1.03
     assert speed.verdict == "INCONCLUSIVE" and "the speed-up changes within the window" in speed.reason
 
 
@@ -344,8 +348,8 @@ def test_step_times_of_another_unit_than_the_hosts_clock_give_no_figure(
 @pytest.mark.parametrize(("factor", "word"), [(1.0, "FASTER"), (1.1, "FASTER"), (1.2, "INCONCLUSIVE")])
 def test_a_gain_is_one_by_the_hosts_clock_too(tmp_path: Path, factor: float, word: str) -> None:
     """Graphed steps take 4 of 20 ms less, but more time passes between them."""
-    speed = compared(tmp_path, change_seconds(factor)).speed.speedup
-    assert speed is not None and speed.verdict == word
+    speed = speed_of(tmp_path, change_seconds(factor))
+    assert speed.verdict == word
     assert ("by the host's clock" in speed.reason) == (word == "INCONCLUSIVE")
 
 
@@ -375,8 +379,7 @@ def test_repeats_in_allocations_of_their_own_need_not_alternate(tmp_path: Path) 
         assert run.outcome is not None
         run.outcome = dataclasses.replace(run.outcome, allocation=f"bundle000.{run.spec.repeat}")
 
-    speed = compared(tmp_path, edit, repeats=3).speed.speedup
-    assert speed is not None and speed.verdict == "FASTER"
+    assert speed_of(tmp_path, edit, repeats=3).verdict == "FASTER"
 
 
 def test_other_numbers_of_tokens_are_not_compared(tmp_path: Path) -> None:
@@ -530,13 +533,11 @@ def test_the_capture_pays_off_after_its_cost_over_the_gain(tmp_path: Path) -> No
             if run.spec.graphed and step["phase"] == "settle":
                 step["step_time_ms"] = 21.0
 
-    speed = compared(tmp_path, capturing).speed.speedup
-    assert speed is not None and speed.break_even_step == math.ceil((20_000 + 1 + 1) / 4)
+    assert speed_of(tmp_path, capturing).break_even_step == math.ceil((20_000 + 1 + 1) / 4)
 
 
 def test_what_the_engine_says_of_the_capture_counts_where_it_is_more(tmp_path: Path) -> None:
     speed = timed(tmp_path, lambda run: 16.0)
-    assert speed is not None
     assert speed.break_even_step == 2500 / 4  # The records state a capture of 2.5 seconds.
 
 
@@ -558,5 +559,4 @@ def test_settling_that_the_window_drops_is_paid_for(tmp_path: Path) -> None:
 
 
 def test_what_gains_nothing_never_pays_off(tmp_path: Path) -> None:
-    speed = timed(tmp_path, lambda run: EAGER_MS + run.spec.repeat)
-    assert speed is not None and speed.break_even_step is None
+    assert timed(tmp_path, lambda run: EAGER_MS + run.spec.repeat).break_even_step is None
