@@ -76,6 +76,11 @@ class AttemptRecord:
     number: int = 1
     begun: bool = True
 
+    def end(self, **fields: Any) -> None:
+        """Change fields of the outcome."""
+        assert self.outcome is not None
+        self.outcome = dataclasses.replace(self.outcome, **fields)
+
 
 @dataclass(frozen=True)
 class Extra:

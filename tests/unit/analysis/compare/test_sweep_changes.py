@@ -223,8 +223,8 @@ def larger(run: AttemptRecord) -> None:
 
 
 def another_allocation(run: AttemptRecord) -> None:
-    if run.spec.graphed and run.outcome:
-        run.outcome = dataclasses.replace(run.outcome, allocation="elsewhere")
+    if run.spec.graphed:
+        run.end(allocation="elsewhere")
 
 
 def damaged_eager(run: AttemptRecord) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
@@ -124,12 +123,10 @@ def test_a_cost_counts_other_attempts_and_the_time_between_them(tmp_path: Path) 
         if run.spec.graphed and run.spec.repeat == 0:
             assert run.outcome is not None
             began = run.outcome.started
-            run.outcome = dataclasses.replace(run.outcome, outcome="PREEMPTED", ended=began + 30)
+            run.end(outcome="PREEMPTED", ended=began + 30)
             write_attempt(sweep, run)
-            run.number, run.outcome = (
-                2,
-                dataclasses.replace(run.outcome, outcome="COMPLETED", started=began + 40, ended=began + 100),
-            )
+            run.number = 2
+            run.end(outcome="COMPLETED", started=began + 40, ended=began + 100)
 
     cost = report_text(write_sweep(tmp_path, repeats=1, device="cuda", edit=again)).split("## What this cost")[1]
     assert (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -253,9 +252,8 @@ def at(place: Callable[[int, bool], float], seconds: float = 60.0) -> Edit:
     """Return runs with steps of 20 ms and 16 ms. Repeat and side decide when each begins and how long it lasts."""
 
     def edit(run: AttemptRecord) -> None:
-        assert run.outcome is not None
         began = 1e9 + 100 * place(run.spec.repeat, run.spec.graphed)
-        run.outcome = dataclasses.replace(run.outcome, started=began, ended=began + seconds)
+        run.end(started=began, ended=began + seconds)
         for step in run.metrics:
             step["step_time_ms"] = (16.0 if run.spec.graphed else EAGER_MS) * (1 + 0.001 * run.spec.repeat)
 
@@ -376,8 +374,7 @@ def test_a_clock_that_was_set_back_gives_no_figure(tmp_path: Path) -> None:
 def test_repeats_in_allocations_of_their_own_need_not_alternate(tmp_path: Path) -> None:
     def edit(run: AttemptRecord) -> None:
         at(lambda repeat, graphed: 0.1 * repeat + (graphed ^ (repeat % 2)))(run)
-        assert run.outcome is not None
-        run.outcome = dataclasses.replace(run.outcome, allocation=f"bundle000.{run.spec.repeat}")
+        run.end(allocation=f"bundle000.{run.spec.repeat}")
 
     assert speed_of(tmp_path, edit, repeats=3).verdict == "FASTER"
 

@@ -603,7 +603,7 @@ def test_one_bit_is_told_apart_in_words(tmp_path: Path) -> None:
 
 def changed_outcome(**fields: Any) -> Edit:
     """Return an edit that gives the outcome values of other types than a record has."""
-    return lambda run: setattr(run, "outcome", dataclasses.replace(run.outcome, **fields))
+    return lambda run: run.end(**fields)
 
 
 @pytest.mark.parametrize(
@@ -731,11 +731,7 @@ def test_statuses_of_runs_that_never_ended(tmp_path: Path) -> None:
 
 
 def test_a_teardown_that_hung_keeps_its_results_but_is_unexpected(tmp_path: Path) -> None:
-    def hang(run: AttemptRecord) -> None:
-        assert run.outcome is not None
-        run.outcome = dataclasses.replace(run.outcome, outcome="TEARDOWN_HANG")
-
-    result = judged(tmp_path, for_graphed(hang))
+    result = judged(tmp_path, for_graphed(lambda run: run.end(outcome="TEARDOWN_HANG")))
     assert result.verdict is not None and (result.verdict.verdict, result.unexpected) == ("BITWISE", True)
 
 

@@ -54,13 +54,7 @@ def diverge(record: AttemptRecord) -> None:
 
 
 def fail(record: AttemptRecord) -> None:
-    assert record.outcome is not None
-    record.outcome = dataclasses.replace(record.outcome, outcome="CUDA_OOM", phase="capture", failure_class="CUDA_OOM")
-
-
-def lose_node(record: AttemptRecord) -> None:
-    assert record.outcome is not None
-    record.outcome = dataclasses.replace(record.outcome, outcome="NODE_FAIL")
+    record.end(outcome="CUDA_OOM", phase="capture", failure_class="CUDA_OOM")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +69,7 @@ def lose_node(record: AttemptRecord) -> None:
         (2, graphed(diverge), True),
         (2, graphed(fail), True),
         (2, lambda record: None if record.spec.graphed else fail(record), True),
-        (2, graphed(lose_node), False),
+        (2, graphed(lambda record: record.end(outcome="NODE_FAIL")), False),
     ],
     ids=[
         "faster, 2", "faster, 4", "no look at 1", "no look at 3", "all are made", "unsteady", "diverged", "graphed runs fail",

@@ -208,8 +208,7 @@ def unfinished(run: AttemptRecord) -> None:
 
 
 def damaged(run: AttemptRecord) -> None:
-    assert run.outcome is not None
-    run.outcome = dataclasses.replace(run.outcome, rank="first")  # type: ignore[arg-type]
+    run.end(rank="first")
 
 
 @pytest.mark.parametrize(

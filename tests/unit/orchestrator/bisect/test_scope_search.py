@@ -333,8 +333,8 @@ def test_an_outcome_is_sought_with_its_failure_class(tmp_path: Path) -> None:
     def of_class(name: str, *scopes: tuple[str, ...]) -> Edit:
         def edit(run: AttemptRecord) -> None:
             ends("CAPTURE_FAILED", *scopes)(run)
-            if run.outcome and run.spec.cuda_graph.scope in scopes:
-                run.outcome = dataclasses.replace(run.outcome, failure_class=name)
+            if run.spec.cuda_graph.scope in scopes:
+                run.end(failure_class=name)
 
         return edit
 

@@ -223,7 +223,7 @@ def run_with_layers(folder: Path, layers: Mapping[int, int], outcome: OutcomeNam
         for cell in expand(load(recipe, [f"command.flags.layers={number}"]), "cuda"):
             for repeat in range(2):
                 record = attempt_record(replace(cell.spec, repeat=repeat))
-                record.outcome = replace(record.outcome, outcome=outcome) if record.outcome else None
+                record.end(outcome=outcome)
                 held = tensors + 1024 * cell.spec.graphed
                 for event in record.events[0]:
                     if "memory" in event:
