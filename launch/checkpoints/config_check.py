@@ -150,7 +150,8 @@ def _yarn_attention(model: Model, rotary: Config) -> Iterator[str]:
 
 
 def _windows(model: Model, config: Config) -> Iterator[str]:
-    ours, theirs = _model_windows(model), _config_windows(config)
+    ours = {number for number in range(model.num_layers) if model.window_of_layer(number)}
+    theirs = _config_windows(config)
     if theirs is not None and ours != theirs:
         yield (
             f"model.window_size={model.window_size} with model.window_attn_skip_freq={model.window_attn_skip_freq} "
@@ -158,10 +159,6 @@ def _windows(model: Model, config: Config) -> Iterator[str]:
         )
     if ours or theirs:
         yield from _compare(model, config, {"sliding_window": "window_size"})
-
-
-def _model_windows(model: Model) -> set[int]:
-    return {number for number in range(model.num_layers) if model.window_of_layer(number)}
 
 
 def _config_windows(config: Config) -> set[int] | None:

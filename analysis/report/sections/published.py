@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import table
-from analysis.sweep.cell_results import CellResult
 
 
 def render(report: ReportData) -> list[str]:
@@ -23,12 +22,8 @@ def render(report: ReportData) -> list[str]:
 def _own(report: ReportData) -> Iterator[tuple[str, str]]:
     """Yield the step times of each passing graphed cell and of its eager baseline."""
     for result in report.ran:
-        speed = result.speed.speedup
-        if result.passes and speed and not result.speed.timing_doubt:
+        loss, speed = result.verdict, result.speed.speedup
+        if loss and result.passes and speed and not result.speed.timing_doubt:
             yield f"this sweep: {result.name}, eager", f"{speed.eager_ms:.4g} ms"
-            yield f"this sweep: {result.name}, graphed ({_verdicts(result)})", f"{speed.graphed_ms:.4g} ms"
-
-
-def _verdicts(result: CellResult) -> str:
-    assert result.verdict is not None and result.speed.speedup is not None
-    return f"{result.verdict.verdict}, {result.speed.speedup.verdict}"
+            graphed = f"this sweep: {result.name}, graphed ({loss.verdict}, {speed.verdict})"
+            yield graphed, f"{speed.graphed_ms:.4g} ms"

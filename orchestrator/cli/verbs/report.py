@@ -43,8 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_tracking(paths, plan)
     said = track_report(paths, plan)
     if arguments.junit or arguments.golden:
-        recipe = Path(plan.recipe_file).stem
-        _write_exports(paths, recipe, arguments.junit, arguments.golden, allow_empty=arguments.allow_empty)
+        _write_exports(paths, Path(plan.recipe_file).stem, arguments)
     if arguments.json:
         print((paths.report / "report.json").read_text(), end="")
     else:
@@ -53,17 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
     return read_exit_code(paths, allow_empty=arguments.allow_empty)
 
 
-def _write_exports(
-    paths: SweepPaths, recipe: str, junit: Path | None, golden_file: Path | None, *, allow_empty: bool
-) -> None:
+def _write_exports(paths: SweepPaths, recipe: str, arguments: argparse.Namespace) -> None:
     # Imported late: it loads the code that judges, and most commands export nothing.
     from analysis.compare.cell_changes import SPEED_LOSS, judge_alone, unsure_speeds
     from analysis.compare.golden import golden_to_json, read_golden
     from analysis.compare.junit import junit_of_report
 
-    golden = read_golden(read_json(paths.report / "report.json"))
-    if junit:
-        write_bytes(junit, junit_of_report(golden, recipe, allow_empty=allow_empty))
+    golden, golden_file = read_golden(read_json(paths.report / "report.json")), arguments.golden
+    if arguments.junit:
+        write_bytes(arguments.junit, junit_of_report(golden, recipe, allow_empty=arguments.allow_empty))
     if golden_file:
         if not golden.cells:
             raise input_error(
