@@ -53,7 +53,8 @@ MEGATRON: dict[str, Case] = {
     "tp2": (DENSE, Parallelism(tp=2, sequence_parallel=True), (WHOLE, LAYERS)),
     "ep2": (MOE, Parallelism(dp=2, ep=2), (CudaGraph("transformer_engine", ROUTED),)),
     "ep2, padded": (PADDED, Parallelism(dp=2, ep=2, distributed_optimizer=True), (WHOLE,)),
-    "pp2": (DENSE, Parallelism(pp=2), (LAYERS, LOCAL)),
+    # 0.19 cannot capture local graphs of several micro-batches over stages (rule megatron.local_pipeline).
+    "pp2": (DENSE, Parallelism(pp=2), (LAYERS, LOCAL) if RELEASE == "0.16" else (LAYERS,)),
     "cp2": (DENSE, Parallelism(cp=2), (WHOLE, LAYERS)),
     "dp2, distributed optimizer": (DENSE, Parallelism(dp=2, distributed_optimizer=True), (WHOLE,)),
 }
