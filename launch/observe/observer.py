@@ -146,6 +146,10 @@ class Observer:
         self._end(begun, self._steps.end)
         self._own += perf_counter() - begun
 
+    def say_scaler(self) -> None:
+        """Take note that a gradient scaler skips the steps whose gradients are not finite."""
+        self._steps.optimizers.scaled = True
+
     def before_capture(self) -> None:
         if self._rank.silent or self._rank.recorder is None or not self._rank.begun:
             return
@@ -238,7 +242,10 @@ class Observer:
         self._steps.sketch(optimizer)
         if not self._steps.shows_norm:
             begun = perf_counter()
-            norm = self._steps.optimizers.norm()
+            norm, scale = self._steps.optimizers.norm(), getattr(optimizer, "grad_scale", None)
+            if norm is not None and scale is not None:
+                # A fused optimizer divides by the scale of a gradient scaler only in its step.
+                norm = norm / scale
             seconds = perf_counter() - begun
             self._own -= seconds
             self._steps.own_time.end_norm(seconds, timed=self._timed)

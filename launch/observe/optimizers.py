@@ -15,6 +15,8 @@ from launch.train.telemetry.parameter_digest import digest_parameters
 class Optimizers:
     def __init__(self) -> None:
         self.seen: dict[int, torch.optim.Optimizer] = {}
+        self.scaled = False
+        """Whether a gradient scaler skips steps whose gradients are not finite."""
         self._names: dict[int, Mapping[int, str]] = {}
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:

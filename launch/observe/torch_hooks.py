@@ -23,6 +23,7 @@ def install(torch: ModuleType, observer: Observer) -> None:
     optimizers.register_optimizer_step_pre_hook(_untraced(observer.before_optimizer))
     optimizers.register_optimizer_step_post_hook(_untraced(observer.after_optimizer))
     _hook_graph(torch.cuda.graphs.CUDAGraph, observer)
+    after_import("torch.amp.grad_scaler", lambda module: _hook_scaler(module.GradScaler, observer))
     clipping = sys.modules["torch.nn.utils.clip_grad"]
     clip = clipping.clip_grad_norm_
     seen = _after(clip, _untraced(lambda norm, *_: observer.take_own("grad_norm", norm)))
@@ -72,6 +73,20 @@ def _hook_graph(graph: Any, observer: Observer) -> None:
         replay(self)
 
     graph.capture_begin, graph.capture_end, graph.replay = begin, end, count
+
+
+def _hook_scaler(scaler: Any, observer: Observer) -> None:
+    """Observe the first step by a gradient scaler. Later ones cost nothing."""
+    step, tell = scaler.step, _untraced(observer.say_scaler)
+
+    @functools.wraps(step)
+    def first(self: Any, *arguments: Any, **named: Any) -> Any:
+        if self.is_enabled():
+            tell()
+            scaler.step = step
+        return step(self, *arguments, **named)
+
+    scaler.step = first
 
 
 def _after(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:

@@ -14,7 +14,10 @@ from launch.contract.records.events import StepPhase
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One optimizer step. ``loss`` is the global batch's mean in nats per token. ``grad_norm`` is the norm before clipping."""
+    """One optimizer step. ``loss`` is the global batch's mean in nats per token. ``grad_norm`` is the norm before clipping.
+
+    It is 0 if a gradient scaler of a user's program skipped the step.
+    """
 
     step: int
     loss: float

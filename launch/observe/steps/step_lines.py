@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from dataclasses import replace
 
 from launch.common.atomic_files import JsonLines
 from launch.contract.errors import ProgramError
@@ -43,6 +45,8 @@ class StepLines:
         self._file: JsonLines | None = None
         self._texts: list[str] = []
         """The lines to write."""
+        self.scaled = self._skipped = False
+        """Whether a gradient scaler skips steps whose gradients are not finite, and has skipped one."""
         self.refused = False
         """Whether this rank's metrics are of no use, because another rank writes them."""
 
@@ -120,7 +124,7 @@ class StepLines:
         if self._file is None:
             return False
         milliseconds = moment.milliseconds_since(self._before)
-        numbers = StepMetrics(step, loss.read(), norm.read(), milliseconds, self._tokens, phase)
+        numbers = self._applied(StepMetrics(step, loss.read(), norm.read(), milliseconds, self._tokens, phase))
         self._texts.append(numbers.line())
         self.log.forget(step)
         self._waiting.popleft()
@@ -128,6 +132,22 @@ class StepLines:
         self.written += 1
         numbers.check()
         return True
+
+    def _applied(self, numbers: StepMetrics) -> StepMetrics:
+        """Return ``numbers`` with a norm of 0 if a gradient scaler skipped the step.
+
+        A fused optimizer steps there too, and leaves its parameters as they are. No reading of the scaler says so here, because a
+        graph may contain it. If it does not skip, the parameters become NaN, and so does the next loss.
+        """
+        if not self.scaled or math.isfinite(numbers.grad_norm) or not math.isfinite(numbers.loss):
+            return numbers
+        if not self._skipped and self._rank.recorder is not None:
+            self._skipped = True
+            self._rank.recorder.note(
+                f"the gradient of step {numbers.step} is not finite, so the gradient scaler skips the step: the gradient norm of "
+                "such steps counts as 0"
+            )
+        return replace(numbers, grad_norm=0.0)
 
     def _create(self) -> JsonLines | None:
         """Create the file of metrics if this rank writes it: rank 0, or the last rank if rank 0 has no metrics."""

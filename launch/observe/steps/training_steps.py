@@ -182,7 +182,10 @@ class TrainingSteps:
     def write(self, *, at_end: bool = False) -> None:
         """Make the line of each step whose metrics are known. After the last step, complete the run's records."""
         rank, recorder = self._rank, self._rank.recorder
-        if recorder is None or rank.done or not self.lines.write(self._graphs.replays, at_end=at_end):
+        if recorder is None or rank.done:
+            return
+        self.lines.scaled = self.optimizers.scaled
+        if not self.lines.write(self._graphs.replays, at_end=at_end):
             return
         if self._trace is not None:
             recorder.write("probe", **vars(self._trace.end(self.lines.last - self._spec.training.steps)))

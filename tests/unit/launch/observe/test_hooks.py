@@ -21,7 +21,7 @@ from launch.contract.records.events import read_events
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import Parallelism, spec_to_json
 from tests.records import read_metrics
-from tests.unit.launch.observe.observed import STEPS, observe, spec_of
+from tests.unit.launch.observe.observed import PROGRAM, STEPS, observe, spec_of
 from tests.unit.launch.observe.test_observer import BY_HAND, CLIP, NESTED, SHOW, TWO
 
 CLIPPED = "    torch.nn.utils.clip_grad_norm_([model.weight, model.bias], 1.0)\n"
@@ -181,3 +181,41 @@ def test_a_program_without_a_gpu_ends_at_its_first_step(tmp_path: Path) -> None:
     assert (seen.diagnosis.outcome, seen.diagnosis.failure_class) == ("ENVIRONMENT", "NO_GPU"), seen.diagnosis
     assert f"PyTorch {torch.__version__}" in seen.diagnosis.message and "resources.device=cpu" in seen.diagnosis.remedy
     assert seen.steps == []
+
+
+SCALED = PROGRAM.replace(
+    "data = ", "from launch.observe import step\nscaler = torch.amp.GradScaler('cpu')\ndata = "
+).replace(
+    "    loss.backward()\n    optimizer.step()",
+    """    (scaler.scale(loss) * (float('inf') if number in (0, 8) else 1.0)).backward()
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()""",
+)
+FUSED = SCALED.replace("lr=0.1", "lr=0.1, fused=True")
+ANNOUNCED = SCALED.replace(SHOW, "    step(loss=loss, grad_norm=norm)")
+
+
+@pytest.mark.parametrize("program", [FUSED, ANNOUNCED], ids=["fused", "announced"])
+def test_a_step_that_a_gradient_scaler_skips_has_a_norm_of_0(tmp_path: Path, program: str) -> None:
+    """A fused optimizer steps although its gradients are not finite, and a program may announce any step."""
+    seen = observe(tmp_path, program, spec_of())
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [one.step for one in seen.steps if one.grad_norm == 0] == [0, 8]
+    assert [note["message"][:22] for note in seen.events("note") if "scaler" in note["message"]] == [
+        "the gradient of step 0"
+    ]
+
+
+def test_a_norm_is_that_of_unscaled_gradients(tmp_path: Path) -> None:
+    clips = "    scaler.unscale_(optimizer)\n    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+    scaled = FUSED.replace(clips, "").replace("(0, 8)", "()")
+    seen, plain = (observe(tmp_path / name, text, spec_of()) for name, text in (("a", scaled), ("b", PROGRAM)))
+    assert [one.grad_norm for one in seen.steps] == pytest.approx([one.grad_norm for one in plain.steps])
+
+
+def test_a_gradient_that_no_scaler_skips_ends_the_run(tmp_path: Path) -> None:
+    off = FUSED.replace("GradScaler('cpu')", "GradScaler('cpu', enabled=False)")
+    found = observe(tmp_path, off, spec_of()).diagnosis
+    assert found.outcome == "NUMERIC" and "norm is" in found.message, found
