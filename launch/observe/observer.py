@@ -22,6 +22,7 @@ from launch.contract.paths import AttemptPaths
 from launch.contract.spec import read_spec
 from launch.observe.graph_counter import GraphCounter
 from launch.observe.optimizers import identity
+from launch.observe.printed_streams import PrintedStreams
 from launch.observe.rank import Rank
 from launch.observe.steps.backlog import Backlog
 from launch.observe.steps.metric_log import Known, Metric, Source, columns_in
@@ -63,8 +64,9 @@ class Observer:
         """The identity of the last optimizer of each training step. The ends of others need no mark on the GPU."""
         self._steps_left = 0
         """The steps after which the backlog is due, because the last timed one ends."""
-        self.reads = True
+        self._reads = True
         """Whether printed lines are read."""
+        self.streams = PrintedStreams(self._read)
         # Registered first, so it is called last.
         atexit.register(self._leave)
         os.register_at_fork(after_in_child=self._forget)
@@ -197,8 +199,10 @@ class Observer:
             self._catch_up()
         self._own += perf_counter() - begun
 
-    def read(self, text: str, rest: list[str]) -> None:
+    def _read(self, text: str, rest: list[str]) -> None:
         """Read printed text after ``rest``, if no better source is known. ``rest`` becomes the incomplete last line."""
+        if not self._reads:
+            return
         begun = perf_counter()
         if not self._is_idle() and self._backlog.add(begun, self._steps.take_printed, text, rest):
             self._catch_up()
@@ -261,7 +265,9 @@ class Observer:
         self._backlog.may_wait = self._timed and steps.left > 0
         self._known = self._identities() if self._timed and steps.shows_norm and not self._stepping else {}
         self._last = steps.groups.last
-        self.reads = steps.wants_text
+        self._reads = steps.wants_text
+        if self._reads:
+            self.streams.hook()
 
     def _identities(self) -> Mapping[int, int]:
         """Return the identities of all optimizers, or none if one of them steps both alone and within others."""

@@ -35,8 +35,7 @@ def install(torch: ModuleType, observer: Observer) -> None:
             f"{package}.loggers.csv_logs", lambda module: _hook_logger(module.CSVLogger, "log_metrics", observer)
         )
     after_import("wandb.sdk.wandb_run", lambda module: _hook_logger(module.Run, "log", observer))
-    for stream in {sys.stdout, sys.stderr}:
-        _hook_stream(stream, observer)
+    observer.streams.hook()
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
@@ -136,16 +135,3 @@ def _hook_logger(logger: Any, method: str, observer: Observer) -> None:
 def _hook_trainer(trainer: Any, observer: Observer) -> None:
     """Observe each micro-batch's loss before the Trainer rounds their sum to four decimals."""
     trainer.training_step = _after(trainer.training_step, lambda loss, *_: observer.take_own("loss", loss, to_sum=True))
-
-
-def _hook_stream(stream: Any, observer: Observer) -> None:
-    """Read the lines that the program prints from Python. The stream itself stays the same object."""
-    write, rest = stream.write, [""]
-
-    def read(text: str) -> Any:
-        written = write(text)
-        if observer.reads:
-            observer.read(text, rest)
-        return written
-
-    stream.write = read

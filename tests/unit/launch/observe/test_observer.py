@@ -111,6 +111,24 @@ def test_a_pattern_reads_lines_of_any_form(tmp_path: Path) -> None:
     assert [one.loss for one in seen.steps] == [one.loss for one in plain.steps]
 
 
+REPLACED = {
+    "another stream": "sys.stdout = io.TextIOWrapper(sys.stdout.buffer, line_buffering=True)",
+    "cuts lines": """
+class Cut:
+    def write(self, text, to=sys.stdout): to.write("".join(one + "\\n" * (one == ".") for one in text))
+    def flush(self): pass
+sys.stdout = Cut()""",
+}
+
+
+@pytest.mark.parametrize("how", REPLACED)
+def test_lines_on_a_stream_that_the_program_sets_are_seen(plain: Observed, tmp_path: Path, how: str) -> None:
+    program = PROGRAM.replace("torch.manual", f"import io, sys\n{REPLACED[how]}\ntorch.manual", 1)
+    seen = observe(tmp_path, program, spec_of())
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [one.loss for one in seen.steps] == [one.loss for one in plain.steps]
+
+
 def test_what_goes_to_wandb_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The class replaces W&B's Run, which takes seconds to start. The loss still has its gradient, which must not cause
     a warning."""
