@@ -14,9 +14,9 @@ MACHINE = ("hardware.gpus", "hardware.cpu", "hardware.driver", "versions.", "dig
 
 def differences(eager: Mapping[str, Any], graphed: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the differences of two environments as "key: value (eager), value (graphed)". Of commands, only the flags that differ
-    are named."""
-    if eager is graphed:
-        # This is nearly always so: runs of one host share the object.
+    are named. A run that ended before it described its environment has none to compare."""
+    # Nearly always it is the same object, because runs of one host share it.
+    if eager is graphed or not (eager and graphed):
         return ()
     before, after = flat(eager), flat(graphed)
     keys = sorted(before.keys() | after.keys())
@@ -51,7 +51,8 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def provenance(environments: Sequence[Mapping[str, Any]]) -> dict[str, tuple[tuple[str, int], ...]]:
-    """Count the values of each key over ``environments``; a missing value is "unset"."""
+    """Count the values of each key over ``environments``; a missing value is "unset". Empty environments do not count."""
+    environments = [environment for environment in environments if environment]
     runs = Counter(map(id, environments))  # runs of one host share the object
     flattened = {id(environment): flat(environment) for environment in environments}
     counts = {key: Counter[str]() for key in sorted({key for found in flattened.values() for key in found})}

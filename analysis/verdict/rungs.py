@@ -24,7 +24,7 @@ from launch.common.text import listed
 from launch.contract.plan import MINIMUM_STEPS, Margins
 
 SMALLER = "capture a smaller scope until the curves agree, and look at the first step that differs"
-_SECOND = "set repeats to 2 or more, since a second eager run measures the noise floor"
+_SECOND = "add a second eager run (repeats: 2 in a recipe), since it measures the noise floor"
 _REPRODUCE = (
     "make eager runs reproducible by deterministic mode (training.deterministic: true), judge single steps despite the noise "
     "(step_checks: 5), or lower the learning rate"

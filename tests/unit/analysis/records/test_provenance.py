@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.records.provenance import differences
+from analysis.records.provenance import differences, provenance
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,9 @@ def test_of_commands_only_the_flags_that_differ_are_named(eager: str, graphed: s
 def test_other_values_are_named_whole() -> None:
     found = differences({"settings": {"NCCL_ALGO": "Ring"}}, {"settings": {}, "gpus": ["H200", "H200"]})
     assert found == ("gpus: unset (eager), 2 x H200 (graphed)", "settings.NCCL_ALGO: Ring (eager), unset (graphed)")
+
+
+def test_a_run_that_described_no_environment_leaves_nothing_unset() -> None:
+    described = {"packages": {"numpy": "2.0"}}
+    assert differences(described, {}) == () == differences({}, described)
+    assert provenance([described, {}, described]) == {"packages.numpy": (("2.0", 2),)}
