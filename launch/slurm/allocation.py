@@ -100,8 +100,9 @@ class Allocation:
 def job_state(job: str) -> str | None:
     """Return the state of ``job`` ("123" or "123_4"), or None if Slurm does not answer within two seconds.
 
-    The state is never COMPLETING, which may be any end: sacct knows the cause a moment later. A job in its grace time before a
-    preemption already counts as PREEMPTED, because an end within that time is caused by the preemption.
+    The state is never COMPLETING, which may be any end: sacct knows the cause a moment later. A job that Slurm has put back into
+    the queue waits. A job in its grace time before a preemption already counts as PREEMPTED, because an end within that time is
+    caused by the preemption.
     """
     deadline = time.monotonic() + ANSWER_SECONDS
     fields = "State:30,Reason:60,PreemptTime:30"
@@ -115,7 +116,8 @@ def job_state(job: str) -> str | None:
     while True:
         left = max(0.1, deadline - time.monotonic())
         accounted = (try_run("sacct", *options, seconds=left) or "").split()
-        if accounted and stage_of(accounted[0]) == "ended":
+        # PENDING may be old, but a job that accounting calls REQUEUED has been put back into the queue.
+        if accounted and (stage_of(accounted[0]) == "ended" or accounted[0] == "REQUEUED"):
             return accounted[0]
         if time.monotonic() + ACCOUNTS_SECONDS > deadline:
             return None

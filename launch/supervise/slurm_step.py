@@ -118,6 +118,9 @@ class StepRanks:
         state = job_state(self._allocation.job)
         if state is not None and stage_of(state) == "ended":
             return dataclasses.replace(evidence, ended_by="job", job_state=state)
+        if state is not None and stage_of(state) == "waits":
+            # Slurm has put this job back into the queue. The supervisor that it starts next writes the outcome.
+            return dataclasses.replace(evidence, ended_by="job")
         if evidence.ended_by == "job":
             # The supervisor got SIGTERM, but the job goes on. So somebody asked only this supervisor to end, as on a host.
             asked: EndedBy = "cancel" if state is not None and stage_of(state) == "runs" else "job"

@@ -16,7 +16,7 @@ from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
 from launch.contract.plan import Limits
 from launch.contract.spec import Command, Placement, RunSpec
-from launch.failures.diagnose import Diagnosis
+from launch.failures.diagnose import Diagnosis, Evidence
 from launch.slurm.allocation import PORTS, Allocation, free_port, queue_state
 from launch.slurm.step_memory import parse_memory_kill
 from launch.supervise import child_process
@@ -53,6 +53,25 @@ def test_a_rank_without_a_record_of_its_end_was_killed_once_the_step_has_ended(t
     wait_until(lambda: step.poll() == 1, 60, "srun to end")
     assert [one.rank for one in while_it_runs] == [0]
     assert [(one.rank, one.code, one.is_recorded) for one in step.exits()] == [(0, 1, True), (1, -9, False)]
+
+
+@pytest.mark.parametrize(
+    ("queue", "accounts"), [("PENDING BeginTime N/A", "RUNNING"), ("COMPLETING None N/A", "REQUEUED"), ("", "REQUEUED")]
+)
+def test_a_step_that_a_requeue_ended_has_no_outcome_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue: str, accounts: str
+) -> None:
+    """srun may end before its supervisor is asked to, with any exit code. Seen with 0, after its node went down."""
+    for program, answer in (("squeue", queue), ("sacct", accounts), ("srun", "")):
+        (tmp_path / program).write_text(f"#!/bin/sh\necho {answer}\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    attempt = SweepPaths(tmp_path).run("eager-0123456789-r0").attempt(1)
+    attempt.logs.mkdir(parents=True)
+    step = StepRanks(attempt, Step(1, 1, 1, "python3"), LOOPBACK, os.environ, 1)
+    wait_until(lambda: step.poll() == 0, 60, "srun to end")
+    evidence = step.ask_scheduler(Evidence("itself", exit_code=0, phases={0: "measure"}, exceptions=()))
+    assert (evidence.ended_by, evidence.job_state) == ("job", "")
 
 
 def test_the_node_is_that_of_the_torchrun_that_started_the_rank(tmp_path: Path) -> None:
