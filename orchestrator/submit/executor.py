@@ -57,7 +57,10 @@ def check_executor(plan: Plan, executor: Executor) -> None:
     if plan.scheduler != now:
         message = f"sweep {plan.name!r} was planned for {where[plan.scheduler]}, but would be resumed on {where[now]}"
         other = "slurm" if plan.scheduler == "slurm" else "local"
-        fix = f"resume it with --executor {other}, or plan it again: sweep {plan.recipe_file} --executor {executor}"
+        resume = f"resume it with --executor {other}"
+        if plan.scheduler == "slurm" and (reason := outage()):
+            message, resume = f"{message}: {reason}", "resume it once Slurm answers"
+        fix = f"{resume}, or plan it again: sweep {plan.recipe_file} --executor {executor}"
         raise input_error("--executor", message, fix)
 
 

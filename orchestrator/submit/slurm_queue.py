@@ -49,6 +49,9 @@ _UNREACHED = re.compile(
 )  # fmt: skip
 """The messages of sbatch if Slurm is at fault, not the request."""
 
+_SUBMIT_LIMIT = re.compile(r"(QOS|Assoc)(Max|Grp)SubmitJob")
+"""The reasons that sbatch prints if a user or an account has too many jobs. Each element of an array is one of them."""
+
 
 # --- what earlier commands left behind ------------------------------------------------------------------------------
 
@@ -257,5 +260,10 @@ def _refusal(refused: Refused, array: Array, profile: Profile, before: int) -> O
             "the missing ones"
         )
     asked = f"{len(array.bundles)} x {array.request.nodes} nodes for {array.request.minutes} min"
-    return input_error(f"profile {profile.name}" if profile.name else "", f"sbatch rejects {asked}: {refused}{kept}",
-                 f"{PROGRAM} plan RECIPE prints the script; correct the profile, then run the command again")  # fmt: skip
+    if _SUBMIT_LIMIT.search(str(refused)):
+        fix = "each bundle is a job: wait until other jobs have ended, or sweep fewer cells at a time (--only)"
+    else:
+        fix = f"{PROGRAM} plan RECIPE prints the script; correct the profile, then run the command again"
+    return input_error(
+        f"profile {profile.name}" if profile.name else "", f"sbatch rejects {asked}: {refused}{kept}", fix
+    )

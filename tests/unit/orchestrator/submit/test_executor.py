@@ -84,3 +84,11 @@ def test_a_sweep_goes_on_where_it_was_planned(scheduler: Literal["host", "slurm"
     with pytest.raises(InputError) as caught:
         check_executor(plan, now)
     assert way_out in str(caught.value)
+
+
+def test_a_sweep_of_slurm_waits_until_slurm_answers(programs: Path) -> None:
+    install(programs, f"echo '{AWAY}' >&2; exit 1")
+    plan = Plan("x", "", "x.yaml", Margins(), (), (), scheduler="slurm")
+    with pytest.raises(InputError) as caught:
+        check_executor(plan, resolve_executor("auto"))
+    assert "connect failure" in str(caught.value) and "resume it once Slurm answers" in str(caught.value)
