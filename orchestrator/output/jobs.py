@@ -59,13 +59,12 @@ def slurm_faults(jobs: Jobs) -> list[str]:
 
 
 def doubtful_jobs(jobs: Jobs) -> list[str]:
-    """Return at most one line: the jobs that have left squeue and whose end is not certain yet."""
+    """Return at most one line: the jobs that squeue does not list and whose end is not certain yet."""
     if not jobs.doubtful:
         return []
     job_ids = ", ".join(sorted(jobs.doubtful)[:5]) + (", ..." if len(jobs.doubtful) > 5 else "")
     return [
-        f"job {job_ids}: no longer in squeue, and its end is not recorded yet; its state is certain after "
-        f"{GRACE_SECONDS:g} s"
+        f"job {job_ids}: not in squeue, and its end is not recorded yet; its state is certain after {GRACE_SECONDS:g} s"
     ]
 
 

@@ -35,19 +35,26 @@ def suggest_after(
     sweep: SweepPaths, plan: Plan, states: Mapping[str, RunState], *, reported: bool = False
 ) -> list[str]:
     """Return the commands that make sense in these states. ``reported``: the user has just seen the report."""
-    names = {state.name for state in states.values()}
     commands = []
     if any(state.alive for state in states.values()):
         commands += suggest_while_running(sweep, plan)
-    elif names & {"PLANNED", "INTERRUPTED", "CANCELLED"} or read_needed_runs(sweep, plan, states):
+    elif any(map(_is_resumed, states.values())) or read_needed_runs(sweep, plan, states):
         commands.append(format_command(f"resume {plan.name}", sweep))
     failed = [state for state in states.values() if state.failed]
     if failed:
         commands.append(format_command(f"logs {failed[0].run_id}", sweep))
+    if not all(map(_is_resumed, failed)):
         commands.append(format_command(f"resume {plan.name} --failed", sweep))
     if not reported and any(state.finished for state in states.values()):
         commands.append(format_command(f"report {plan.name}", sweep))
     return commands
+
+
+def _is_resumed(state: RunState) -> bool:
+    """Return whether `resume` begins the run again without --failed."""
+    if state.name in ("PLANNED", "INTERRUPTED", "CANCELLED"):
+        return True
+    return state.failed and state.outcome is not None and state.outcome.is_infrastructure
 
 
 def suggest_while_running(sweep: SweepPaths, plan: Plan) -> list[str]:

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from launch.common.command_line import Parser
+from launch.contract.outcomes import Outcome, OutcomeName
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Margins, Plan
 from orchestrator.cli.verbs import wrap
-from orchestrator.output.next_commands import repeat_command
+from orchestrator.output.next_commands import repeat_command, suggest_after
 from orchestrator.plan.planner import make_plan
 from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load
 from orchestrator.recipe.wrapped_commands import RECIPE_FILE, WrappedCommands
+from orchestrator.sweeps.run_state import RunState
 from orchestrator.targets.host import Host
 
 
@@ -52,3 +54,28 @@ def test_wrapped_commands_are_wrapped_again(tmp_path: Path, margins: Margins) ->
     assert (again.steps, again.ranks, again.repeats) == (120, 3, 7)
     sides = again.eager[0], again.graphed[0]
     assert WrappedCommands(*sides, str(tmp_path), "", 120, 2, 3, wrap._margins(again)).recipe == commands.recipe
+
+
+@pytest.mark.parametrize(
+    ("ended", "options"),
+    [
+        (["COMPLETED"], []),
+        (["CANCELLED", "COMPLETED"], [""]),
+        (["NODE_FAIL"], [""]),
+        (["HANG"], [" --failed"]),
+        (["CANCELLED", "HANG"], ["", " --failed"]),
+    ],
+)
+def test_only_runs_that_failed_by_themselves_need_a_resume_with_failed(
+    tmp_path: Path, ended: list[OutcomeName], options: list[str]
+) -> None:
+    states = {
+        str(number): RunState(
+            str(number), name, 2, outcome=Outcome(name, "init", "", 1.0, 2.0), expected=name == "COMPLETED"
+        )
+        for number, name in enumerate(ended)
+    }
+    plan = Plan("x", "", "x.yaml", Margins(), (), ())
+    commands = suggest_after(SweepPaths(tmp_path / "x"), plan, states)
+    resumed = [command.partition(" resume x")[2] for command in commands if " resume x" in command]
+    assert resumed == [f"{option} --store {tmp_path}" for option in options]

@@ -116,7 +116,7 @@ def test_what_does_not_answer_is_said() -> None:
     (line,) = slurm_faults(Jobs(accounting=False))
     assert "no accounting here" in line
     (line,) = doubtful_jobs(Jobs(doubtful=frozenset(map(str, range(10, 20)))))
-    assert line.startswith("job 10, 11, 12, 13, 14, ...: no longer in squeue")
+    assert line.startswith("job 10, 11, 12, 13, 14, ...: not in squeue")
 
 
 # --- patience -------------------------------------------------------------------------------------------------------
