@@ -23,8 +23,8 @@ from orchestrator.targets.scontrol import query_configuration
 GRACE_SECONDS = 60.0
 """How long squeue and sacct may both not know a job before it counts as ended. A job that has just ended reaches sacct late."""
 GRACE_WITHOUT_ACCOUNTS = 5.0
-CLOCKS_APART = 30.0
-"""The largest expected difference between this host's clock and the controller's."""
+CLOCKS_APART = 300.0
+"""The largest difference between this host's clock and the controller's. With a larger one munge rejects every request."""
 MOST_IDS = 1000
 """The most jobs per call of sacct. The rest wait for the next call."""
 

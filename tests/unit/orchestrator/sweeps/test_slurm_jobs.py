@@ -407,7 +407,7 @@ def test_what_users_set_for_their_own_eyes_does_not_reach_the_programs(
 
 def test_jobs_are_found_by_their_name_in_queue_and_accounts(scheduler: JobMonitor, programs: Programs) -> None:
     listed = [programs.row(job, "PENDING", "token") for job in ("9_0", "9_1", "100")]
-    others = programs.row("101", "PENDING", "tok"), programs.row("6", "PENDING", "token", NOW - 60)
+    others = programs.row("101", "PENDING", "tok"), programs.row("6", "PENDING", "token", NOW - 301)
     programs.say("squeue", *listed, *others)
     programs.accounts({"7": "COMPLETED"})
     assert scheduler.find("token", NOW) == ("7", "9", "100"), "a chain's name is of earlier jobs too"
@@ -415,6 +415,11 @@ def test_jobs_are_found_by_their_name_in_queue_and_accounts(scheduler: JobMonito
     assert "--name=token" in programs.calls("sacct")[0]
     programs.fail("sacct", "sacct: error: Connection refused")
     assert scheduler.find("token", NOW) == ("9", "100")
+
+
+def test_a_job_is_found_whose_controllers_clock_is_minutes_behind(scheduler: JobMonitor, programs: Programs) -> None:
+    programs.say("squeue", programs.row("7", "PENDING", "token", NOW - 290))
+    assert scheduler.find("token", NOW) == ("7",)
 
 
 @pytest.mark.parametrize(("node", "found"), [("", ()), ("node1", ("7",))])
