@@ -20,6 +20,7 @@ from analysis.pairing.flaky_attempts import OtherAttempt, comparable_attempts, d
 from analysis.pairing.logged_runs import judge_logs
 from analysis.pairing.pair import Pair, margins_for
 from analysis.pairing.parameter_updates import describe_unequal_ends
+from analysis.pairing.precapture_check import START_ALIKE, describe_unlike_start
 from analysis.records.run import Attempt, Digests, attempts_of
 from analysis.records.steps import Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS
@@ -89,7 +90,7 @@ def judge_pairs(
     groups: dict[Digests, _Group] = {}
     for digests in dict.fromkeys(pair.attempts[1].digests for pair in pairs if pair.comparable):
         group = [pair for pair in pairs if pair.comparable and pair.attempts[1].digests == digests]
-        judged_as = _judge_group(group, baseline, margins, looks, _describe_unrepeatable(group, baseline, spec))
+        judged_as = _judge_group(group, baseline, margins, looks, _describe_unrepeatable(group, baseline, spec), spec)
         groups[digests] = _name_equal_runs(judged_as, group, elsewhere)
     judged = [(pair, *_judge_pair(pair, groups)) for pair in pairs]
     alone = [_name_repeat(pair, own) for pair, own, _ in judged if own]
@@ -176,7 +177,7 @@ def _name_equal_runs(group: _Group, pairs: Sequence[Pair], elsewhere: Mapping[st
 
 
 def _judge_group(
-    pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins, looks: int, unrepeatable: str
+    pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins, looks: int, unrepeatable: str, spec: RunSpec
 ) -> _Group:
     """Judge comparable ``pairs`` with the same digests together."""
     digests = pairs[0].attempts[1].digests
@@ -190,6 +191,10 @@ def _judge_group(
         causes = (*flaky, *others.deviating, *filter(None, [conditions]))
         fix = _ONE_MACHINE if conditions else verdict.fix
         verdict = replace(verdict, reason="; ".join((verdict.reason, *causes)), fix=fix, noisy=not causes)
+    unlike = describe_unlike_start({**eager, **_graphed_curves(pairs)}, margins) if spec.engine == "command" else ""
+    if unlike and verdict.verdict == "INCONCLUSIVE":
+        # More repeats would not remove this cause.
+        verdict = replace(verdict, reason=f"{verdict.reason}; {unlike}", fix=START_ALIKE, noisy=False)
     if perturbed is None and baseline.missing and _may_be_rounding(verdict):
         verdict = _await_perturbed(verdict, baseline.missing)
     return _Group(eager, perturbed, verdict, not others.exist and any(pair.exact is None for pair in pairs))
@@ -244,6 +249,10 @@ def _eager_curves(pairs: Sequence[Pair], complete: Mapping[int, Steps]) -> Curve
     return {f"eager repeat {repeat}": steps for repeat, steps in sorted(curves.items())}
 
 
+def _graphed_curves(pairs: Sequence[Pair]) -> Curves:
+    return {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
+
+
 def _other_attempts(
     pairs: Sequence[Pair], baseline: EagerBaseline, curves: Sequence[Steps], margins: Margins
 ) -> _OtherAttempts:
@@ -287,7 +296,7 @@ def _judge_together(
 
     A difference that only other attempts show is intermittent, so the verdict is INCONCLUSIVE at worst.
     """
-    graphed = {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
+    graphed = _graphed_curves(pairs)
     expected = np.arange(max(map(len, graphed.values())))
     first, learnt = _first_compared(pairs), all(pair.learns for pair in pairs)
     judge = partial(judge_curves, margins=margins, learnt=learnt, looks=looks, unrepeatable=unrepeatable)

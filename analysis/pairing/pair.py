@@ -16,7 +16,7 @@ from analysis.pairing.eager_baseline import EagerBaseline
 from analysis.pairing.first_replay import compare_first_replays
 from analysis.pairing.flaky_attempts import contradictions
 from analysis.pairing.parameter_updates import both_update, check_end, check_updates
-from analysis.pairing.precapture_check import capture_step, check_phases
+from analysis.pairing.precapture_check import capture_step, check_numbers, check_phases
 from analysis.pairing.printed_metrics import check_digits, check_sources
 from analysis.pairing.program_settings import check_settings
 from analysis.pairing.step_checks import has_clean_checks
@@ -204,7 +204,10 @@ def _exclude(eager: Attempt, graphed: Attempt, spec: RunSpec, margins: Margins) 
         return Verdict("INCOMPARABLE", unequal, "run the pair again, since both runs must train on the same batches")
     if spec.engine == "command":
         return (
-            _missing_digests(eager, graphed) or check_settings(eager, graphed, margins) or check_sources(eager, graphed)
+            _missing_digests(eager, graphed)
+            or check_settings(eager, graphed, margins)
+            or check_sources(eager, graphed)
+            or check_numbers(eager, graphed, margins)
         )
     return _missing_digests(eager, graphed) or _compare_digests(eager, graphed)
 

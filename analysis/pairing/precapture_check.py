@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import numpy as np
 
+from analysis.records.run import Attempt
 from analysis.records.steps import Steps
 from analysis.verdict.verdict import Verdict
+from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
+
+UNLIKE = 10.0
+"""Losses of the first step that are this many margins apart are not those of equal weights and data."""
+START_ALIKE = "let all runs start alike: seed weights and data, and write checkpoints below {output}, a folder that is new for each run"
 
 
 def check_phases(graphed: Steps, spec: RunSpec) -> Verdict | None:
@@ -36,6 +45,35 @@ def check_phases(graphed: Steps, spec: RunSpec) -> Verdict | None:
         "its records are damaged, or its engine captured at the wrong time"
     )
     return Verdict("INCOMPARABLE", reason, "run the pair again")
+
+
+def check_numbers(eager: Attempt, graphed: Attempt, margins: Margins) -> Verdict | None:
+    """Return INCOMPARABLE if a user's program begins both runs with other losses and other numbers of its steps."""
+    before, after = (attempt.environment.get("choices", {}).get("first_number") for attempt in (eager, graphed))
+    if before is None or after is None or before == after:
+        return None
+    if not (losses := _unlike_losses({"the eager run": eager.steps, "the graphed run": graphed.steps}, margins, 1.0)):
+        return None
+    reason = f"a run resumed a checkpoint: the program numbers its first step {before} (eager) and {after} (graphed), and {losses}"
+    return Verdict("INCOMPARABLE", reason, START_ALIKE)
+
+
+def describe_unlike_start(runs: Mapping[str, Steps], margins: Margins) -> str:
+    """Say that runs of a user's program begin with other losses before anything is captured; return "" if they do not."""
+    eager = {name: steps for name, steps in runs.items() if len(steps) and steps.phase[0] == "warmup"}
+    losses = _unlike_losses(eager, margins, UNLIKE)
+    return f"the runs do not start alike: before any capture, {losses}" if losses else ""
+
+
+def _unlike_losses(runs: Mapping[str, Steps], margins: Margins, at_least: float) -> str:
+    """Name losses of the first step that are more than ``at_least`` margins apart; return "" if none are."""
+    losses = {name: float(steps.loss[0]) for name, steps in runs.items() if len(steps)}
+    if len(losses) < 2:
+        return ""
+    low, high = min(losses, key=losses.__getitem__), max(losses, key=losses.__getitem__)
+    if not at_least * max(margins.loss, Margins.loss) < losses[high] - losses[low] < math.inf:
+        return ""
+    return f"the loss of the first step is {losses[high]:.6g} in {high} and {losses[low]:.6g} in {low}"
 
 
 def capture_step(graphed: Steps, spec: RunSpec) -> int:

@@ -118,6 +118,12 @@ class MetricLog:
         """Return the best source with a value, or None."""
         return self._sources.get(metric)
 
+    @property
+    def first_number(self) -> int | None:
+        """The program's own number of the first step, by its losses, or None if they have no numbers."""
+        source = self._sources.get("loss")
+        return self._first_number.get(source) if source else None
+
     def at(self, metric: Metric, step: int) -> Later | None:
         return self._values[metric].get(step)
 

@@ -159,7 +159,10 @@ class StepLines:
         if self.refused:
             return None
         sources = {metric: str(self.log.source(metric)) for metric in ("loss", "grad_norm")}
-        recorder.write("choices", choices={**sources, "steps": self._steps_from, "metrics": f"rank {number}"})
+        choices = {**sources, "steps": self._steps_from, "metrics": f"rank {number}"}
+        if self.log.first_number is not None:
+            choices["first_number"] = str(self.log.first_number)
+        recorder.write("choices", choices=choices)
         return JsonLines(self._rank.attempt.metrics)
 
     def _others_write(self) -> bool:

@@ -78,3 +78,23 @@ def test_a_difference_beside_graph_settings_counts_unless_it_is_allowed_by_name(
     else:
         assert found.verdict == "INCOMPARABLE" and f"{place}: 2 (eager), 1 (graphed)" in found.reason, found
         assert f"--allow-difference {place}" in found.fix and "program.command" not in found.reason
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_run_that_resumed_a_checkpoint_is_named(tmp_path: Path, numbered: bool) -> None:
+    """The second run of the bundle resumes what the first one wrote, and so on."""
+
+    def resume(run: records.AttemptRecord) -> None:
+        runs_before = 2 * run.spec.repeat + run.spec.graphed
+        for line in run.metrics:
+            line["loss"] /= 1 + runs_before
+        choices = {"first_number": str(110 * runs_before)} if numbered else {}
+        run.events[0].append({**run.events[0][0], "kind": "choices", "choices": choices})
+
+    sweep = records.write_sweep(tmp_path / "mine", edit=resume)
+    (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
+    assert found is not None and "{output}" in found.fix, found
+    if numbered:
+        assert found.verdict == "INCOMPARABLE" and "numbers its first step 0 (eager) and 110 (graphed)" in found.reason
+    else:
+        assert found.verdict == "INCONCLUSIVE" and "the runs do not start alike" in found.reason, found

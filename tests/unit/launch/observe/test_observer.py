@@ -129,6 +129,13 @@ def test_lines_on_a_stream_that_the_program_sets_are_seen(plain: Observed, tmp_p
     assert [one.loss for one in seen.steps] == [one.loss for one in plain.steps]
 
 
+@pytest.mark.parametrize("program", [PROGRAM, EARLY.replace("'loss'", "'step', number, 'loss'")])
+def test_the_programs_own_number_of_its_first_step_is_recorded(tmp_path: Path, program: str) -> None:
+    """It shows that a program resumed a checkpoint."""
+    (choices,) = observe(tmp_path, program.replace("(data)", "(data, 110)"), spec_of()).events("choices")
+    assert choices["choices"]["first_number"] == "110"
+
+
 def test_what_goes_to_wandb_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The class replaces W&B's Run, which takes seconds to start. The loss still has its gradient, which must not cause
     a warning."""
