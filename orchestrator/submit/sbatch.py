@@ -164,14 +164,13 @@ def gpu_options(request: JobRequest, profile: Profile) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _hidden_variables(profile: Profile) -> Iterator[None]:
-    """Hide the shell's variables that would override the batch script (SBATCH_TIMELIMIT, SBATCH_JOB_NAME).
+    """Hide the shell's variables that would override the batch script (SBATCH_TIMELIMIT) or the options of its srun, since a job
+    inherits them (SLURM_TIMELIMIT). Inside a Slurm job, they also describe that job's size, step and devices.
 
-    Variables for settings that ``profile`` leaves open stay. Inside a Slurm job, also hide the variables about that job's size,
-    step and devices from sbatch and the new job.
+    Variables for settings that ``profile`` leaves open stay.
     """
-    kept = {"SLURM_CONF", *(f"SBATCH_{name.upper()}" for name in SHELL_DEFAULTS if getattr(profile, name) is None)}
-    others = _JOB_VARIABLES if "SLURM_JOB_ID" in os.environ else ("SBATCH_",)
-    hidden = {name: value for name, value in os.environ.items() if name.startswith(others) and name not in kept}
+    kept = {*_TO_REACH_SLURM, *(f"SBATCH_{name.upper()}" for name in SHELL_DEFAULTS if getattr(profile, name) is None)}
+    hidden = {name: value for name, value in os.environ.items() if name.startswith(_HIDDEN) and name not in kept}
     for name in hidden:
         del os.environ[name]
     try:
@@ -180,4 +179,5 @@ def _hidden_variables(profile: Profile) -> Iterator[None]:
         os.environ.update(hidden)
 
 
-_JOB_VARIABLES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "PMI_", "PMIX_", "CUDA_VISIBLE_DEVICES")
+_TO_REACH_SLURM = ("SLURM_CLUSTERS", "SLURM_CONF", "SLURM_JWT")
+_HIDDEN = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "PMI_", "PMIX_", "CUDA_VISIBLE_DEVICES")

@@ -178,6 +178,25 @@ def test_each_element_of_an_array_supervises_its_own_bundle(tmp_path: Path, task
     assert done.stdout == f"{sweep.bundle(bundle).root}\n", done.stderr
 
 
+@pytest.mark.usefixtures("srun")
+@pytest.mark.parametrize("around", [{}, {"SLURM_JOB_ID": "7"}])
+def test_a_job_inherits_no_options_of_the_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, around: Mapping[str, str]
+) -> None:
+    """Slurm would end the supervisor after SLURM_TIMELIMIT, and the run would be CANCELLED by nobody."""
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\nenv > {tmp_path}/seen; echo Submitted batch job 7\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "a token", "SLURM_CLUSTERS": "big", "SBATCH_QOS": "low"}
+    ours = {"SLURM_TIMELIMIT": "1", "SLURM_EXCLUSIVE": "user", "SBATCH_TIMELIMIT": "1", "SRUN_CPUS_PER_TASK": "3"}
+    for name, value in {**kept, **ours, **around}.items():
+        monkeypatch.setenv(name, value)
+    assert submit_bundles(BatchJob(STORE, tmp_path / "own", Array(REQUEST, ("one",)), Profile(), "name")) == "7"
+    seen = dict(line.partition("=")[::2] for line in (tmp_path / "seen").read_text().splitlines())
+    assert {name: seen.get(name) for name in kept} == kept
+    assert not {*ours, *around} & seen.keys()
+    assert os.environ["SLURM_TIMELIMIT"] == "1"
+
+
 SILENCES = (
     "Message receive failure", "Protocol authentication error", "Received zero length message",
     "Socket timed out on send/recv operation", "Unexpected missing socket error", "Unexpected message received",
