@@ -107,7 +107,8 @@ def _places(attempt: AttemptPaths, environment: Mapping[str, str]) -> dict[str, 
 
 
 if __name__ == "__main__":
-    if PARENT in os.environ:  # Slurm ends the processes of a step.
+    # Slurm ends the processes of a step. A rank there has no pipe as its input, and may end before other ranks of its node.
+    if PARENT in os.environ and "SLURM_STEP_ID" not in os.environ:
         end_with_supervisor(AttemptPaths(Path(sys.argv[1])))
-        die_with_parent()
+    die_with_parent()
     main(sys.argv[1:])
