@@ -254,7 +254,7 @@ WITHOUT_RULE = (
     ("token dispatchers keep the last micro-batch's graph", "present", "not looked at", "-"),
     ("`get_batch_on_this_cp_rank` without a group splits by the global rank", "absent", "present", "CPU"),
     ("HybridEP with a rank capacity and no paged stash drops tokens", "not looked at", "present (read)", "-"),
-    ("graphs of an image encoder's attention leave out its rotary positions", "absent", "present (read)", "one GPU"),
+    ("graphs of an image encoder's attention leave out its rotary embeddings", "absent", "present (read)", "one GPU"),
 )
 """Faults of Megatron-Core that no rule rejects, as the page describes them."""
 

@@ -118,7 +118,7 @@ class FirstReplays:
         return Verdict(
             "INCONCLUSIVE",
             reason,
-            "find out what graphs compute otherwise there: an input that the capture left out (such as rotary positions), "
+            "find out what graphs compute otherwise there: an input that the capture left out (such as rotary embeddings), "
             "other kernels (such as another attention backend), or experts to which rounding routes other tokens; else capture "
             "fewer parts until the gradients are equal",
         )

@@ -1,7 +1,7 @@
 """Compare a checkpoint's config.json with the recipe's model section.
 
 If a decoder's mathematics does not fit its weights, it raises no error and computes nonsense. So every value that has a field
-in the model section is compared. Values missing from config.json are not compared, except for rotary positions. The keys of
+in the model section is compared. Values missing from config.json are not compared, except for rotary embeddings. The keys of
 config.json are those of transformers' configuration classes.
 """
 
@@ -115,7 +115,7 @@ def _sizes(model: Model, config: Config) -> Iterator[str]:
 
 
 def _rotary(model: Model, config: Config) -> Iterator[str]:
-    """Compare rotary positions. transformers 5 writes ``rope_parameters``, earlier ones ``rope_theta`` and ``rope_scaling``."""
+    """Compare rotary embeddings. transformers 5 writes ``rope_parameters``, earlier ones ``rope_theta`` and ``rope_scaling``."""
     rotary = {key: config[key] for key in ("rope_theta", "partial_rotary_factor") if key in config}
     model_type = config.get("model_type")
     default = ROTARY_DEFAULTS.get(model_type, {}) if isinstance(model_type, str) else {}

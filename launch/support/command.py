@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
     ),
     CommandRule(
         "command.world_size", ("parallelism.world_size", "placement.nodes", "placement.ranks_per_node"),
-        "the degrees of parallelism must be 1 or more, and multiply to nodes * ranks_per_node",
+        "the degrees of parallelism must be 1 or more, and multiply to nodes * gpus_per_node",
         lambda spec: min(spec.parallelism.world_size, spec.placement.nodes) < 1
         or spec.parallelism.world_size != spec.placement.nodes * spec.placement.ranks_per_node,
         fix="Set resources.nodes and gpus_per_node, and leave parallelism out.",

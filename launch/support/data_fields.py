@@ -53,7 +53,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "data.packing", ("data.packed_sequences", "data.eod_token"),
-        "packed sequences need data.eod_token to find the borders of documents",
+        "packed sequences need data.eod_token to find where documents end",
         lambda spec: spec.data.packed_sequences and spec.data.eod_token is None,
         fix="Set data.eod_token, or data.packed_sequences to false.",
         source="launch/engines/torch_native/layers/build_context.py",

@@ -54,7 +54,7 @@ RULES: tuple[Rule, ...] = (
         source=f"{MCORE}parallel_state.py:792",
     ),
     Rule(
-        "model.kv_channels", ("model.kv_channels",), "kv_channels must be even, since rotary positions turn pairs of channels",
+        "model.kv_channels", ("model.kv_channels",), "kv_channels must be even, since rotary embeddings turn pairs of channels",
         lambda spec: not divides(2, spec.model.kv_channels),
         fix="Set an even number of kv_channels.",
         source=ARITHMETIC,
@@ -66,13 +66,8 @@ RULES: tuple[Rule, ...] = (
         source=ARITHMETIC,
     ),
     Rule(
-        "layout.heads", ("parallelism.tp", "model.num_attention_heads"), "tp must divide the attention heads",
-        lambda spec: not divides(spec.parallelism.tp, spec.model.num_attention_heads),
-        fix="Choose a tp that divides num_attention_heads.",
-        source=f"{CONFIG}:924",
-    ),
-    NativeRule(
-        "layout.query_groups", ("parallelism.tp", "model.num_query_groups"), "tp must divide the query groups",
+        "layout.query_groups", ("parallelism.tp", "model.num_query_groups"),
+        "tp must divide the query groups, and with them the attention heads",
         lambda spec: not divides(spec.parallelism.tp, spec.model.num_query_groups),
         fix="Choose a tp that divides num_query_groups.",
         source=ARITHMETIC,

@@ -17,7 +17,6 @@ from launch.support.rule import (
     MegatronRule,
     Rule,
     deterministic_sinks,
-    divides,
     field_value,
     fixed,
     padded_capacity,
@@ -177,7 +176,7 @@ def _refused_without_evidence(fault: Rule) -> Rule:
 PACKING: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.packed_sequences", ("data.packed_sequences", "data.max_documents"),
-        "the engine pads the borders of documents to data.max_documents",
+        "the engine pads the document boundaries (cu_seqlens) to data.max_documents",
         lambda spec: spec.data.packed_sequences and spec.data.max_documents is None,
         fix="Set data.max_documents=256, or data.packed_sequences=false, or engine=torch_native.",
         source="Megatron Bridge 0.6.2 data/packing/gpt_sft.py (pad_cu_seqlens)",
@@ -274,11 +273,6 @@ RULES: tuple[Rule, ...] = (
         fix="Set parallelism.distributed_optimizer=true, or cuda_graph.optimizer=false.",
         source="megatron-core 0.19.2 optimizer/optimizer.py:1773",
         releases=("0.19",),
-    ),
-    MegatronRule(
-        "megatron.num_query_groups", ("model.num_query_groups", "parallelism.tp"), "tp must divide the query groups",
-        lambda spec: not divides(spec.parallelism.tp, spec.model.num_query_groups),
-        fix="Choose a tp that divides num_query_groups.",
     ),
     MegatronRule(
         "megatron.rope_scaling",
@@ -412,7 +406,7 @@ RULES: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.local_pipeline", ("cuda_graph.impl", "parallelism.pp", "num_microbatches"),
         "a local capture needs each rank's forward passes to end before its first backward pass, because all micro-batches of a "
-        "stage share the buffer of its rotary positions (observed; since Megatron-LM pull request 5975)",
+        "stage share the buffer of its rotary embeddings (observed; since Megatron-LM pull request 5975)",
         lambda spec: spec.cuda_graph.impl == "local" and spec.parallelism.pp > 1 and spec.num_microbatches > 1,
         fix=f"Set cuda_graph.impl=transformer_engine, or {WHOLE_STEP} and parallelism.batch_p2p_sync=false, or parallelism.pp=1, or "
         "megatron_core=0.16 and cuda_graph.mend=[local_inputs].",
@@ -424,7 +418,7 @@ RULES: tuple[Rule, ...] = (
         "TECudaGraphHelper captures with bfloat16 inputs: an fp32 capture of attention fails, and an fp32 capture of later "
         "parts silently rounds their inputs (observed; with 0.19.2 it fails too)",
         lambda spec: spec.training.precision == "fp32" and spec.cuda_graph.impl == "transformer_engine",
-        fix="Set training.precision=bf16, or cuda_graph.impl=full_iteration.",
+        fix="Set training.precision=bf16, or cuda_graph.impl=full_iteration and cuda_graph.scope=[].",
         source=f"{MCORE}transformer/module.py:247",
     ),
     MegatronRule(

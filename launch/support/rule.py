@@ -31,6 +31,12 @@ UNPACKED = "data.packed_sequences=false and data.max_documents=null"
 RELEASES: tuple[MegatronCore, ...] = get_args(MegatronCore)
 
 _PLAIN = re.compile(r"[\w./:-]+")
+_RESOURCES = {
+    "placement.device": "resources.device",
+    "placement.nodes": "resources.nodes",
+    "placement.ranks_per_node": "resources.gpus_per_node",
+}
+"""The fields of RunSpec that a recipe writes under another name."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ def field_value(spec: RunSpec, field: str) -> Any:
 
 def written(field: str) -> str:
     """Return the name by which a recipe sets ``field``."""
-    return field.replace("placement.device", "resources.device")
+    return _RESOURCES.get(field, field)
 
 
 def spell(value: object) -> str:

@@ -122,14 +122,14 @@ RULES: tuple[Rule, ...] = (
     ),
     NativeRule(
         "torch_native.fp8", ("training.fp8", "training.recompute", "training.recompute_modules"),
-        "a product in 8 bits cannot be recomputed, since its scales have changed by then; only core_attn has none",
+        "an fp8 matrix multiplication cannot be recomputed, since its scales have changed by then; only core_attn has none",
         lambda spec: spec.training.fp8 != "none"
         and (spec.training.recompute == "full" or not spec.training.recomputed <= {"core_attn"}),
         fix="Set training.fp8=none, or training.recompute=none and training.recompute_modules=[], or engine=megatron.",
     ),
     NativeRule(
         "torch_native.fp8", ("training.fp8", "parallelism.dispatcher", "parallelism.ep"),
-        "a product of experts in 8 bits takes no rows without an expert, which the allgather dispatcher adds",
+        "the fp8 grouped GEMM of experts takes no rows without an expert, which the allgather dispatcher adds",
         lambda spec: spec.training.fp8 != "none" and spec.parallelism.dispatcher == "allgather" and spec.parallelism.ep > 1,
         fix="Set training.fp8=none, or parallelism.dispatcher=alltoall.",
     ),

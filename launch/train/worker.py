@@ -109,7 +109,7 @@ def _weights_digest(model: Model, recorder: Recorder) -> str | None:
     checkpoint = open_checkpoint(model)
     if not checkpoint.has_config:
         recorder.note(
-            "model.weights has no config.json: heads, rotary positions, windows and epsilon come from the recipe alone"
+            "model.weights has no config.json: heads, rotary embeddings, windows and epsilon come from the recipe alone"
         )
     return checkpoint.digest
 

@@ -176,7 +176,8 @@ def _print_batch_scripts(scripts: Sequence[BatchScript]) -> None:
     if rest:
         print(f"\n... and {len(rest)} more batch scripts, for {_count_bundles(*rest)}: plan --json prints all")
     if scripts:
-        print(f"\n{TOKEN} and {BUNDLES} differ for each submission and {RUN} for each run; {CHAIN} counts from 0")
+        chain = f" {CHAIN} counts from 0." if any(CHAIN in script.text for script in scripts) else ""
+        print(f"\nEach submission fills in {TOKEN} and {BUNDLES}, and each run {RUN}.{chain}")
 
 
 def _count_bundles(*scripts: BatchScript) -> str:

@@ -55,11 +55,11 @@ each document.
 | nothing | runs | runs |
 | parts without attention: routers, dense MLPs, padded experts | runs | runs |
 | parts with attention, or whole layers | rejected: `transformer_engine` takes only tensors, and `local` fixes the lengths of documents | rejected: a layer's graph would keep the attention mask of its capture |
-| the whole step | 0.19: runs, with borders padded to `data.max_documents`, except with YaRN. 0.16: rejected, because on an H200 it ended in an illegal memory access | runs on one GPU, unless model and loss are compiled as one |
+| the whole step | 0.19: runs, with `cu_seqlens` padded to `data.max_documents`, except with YaRN. 0.16: rejected, because on an H200 it ended in an illegal memory access | runs on one GPU, unless model and loss are compiled as one |
 | model and loss, by `torch_compile` | this engine has none | rejected: untested |
 
-Engine megatron always pads the borders, so eager and graphed runs compute alike. No release of Megatron-Core up to 0.19.2
-captures packed attention by `transformer_engine`. Megatron Bridge 0.6.2 prepares padded borders for it (`pad_cu_seqlens`), but
+Engine megatron always pads `cu_seqlens`, so eager and graphed runs compute alike. No release of Megatron-Core up to 0.19.2
+captures packed attention by `transformer_engine`. Megatron Bridge 0.6.2 pads `cu_seqlens` for it (`pad_cu_seqlens`), but
 0.19.2 refuses to replay it. Packed sequences with attention sinks need Transformer Engine 2.12. Release 0.16 requires an older
 one, so a rule rejects them there. With 0.19 and an older Transformer Engine, runs end with class `ATTENTION_BACKEND`, eager ones
 too.

@@ -139,7 +139,7 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "capture.packed_yarn", ("data.packed_sequences", "model.rope_scaling", "cuda_graph.impl"),
-        "YaRN's scale needs unfused rotary positions, which read the lengths of packed sequences on the host",
+        "YaRN's scale needs unfused rotary embeddings, which read the lengths of packed sequences on the host",
         lambda spec: spec.data.packed_sequences
         and spec.model.rope_scaling == "yarn"
         and spec.cuda_graph.implementation.extent == "step",
@@ -216,13 +216,6 @@ RULES: tuple[Rule, ...] = (
         and spec.training.compile != "whole",
         fix="Set training.compile to whole, in the eager baseline too, or training.deterministic to false.",
         source="docs/determinism.md: Inductor's kernels round differently from those they replace, with or without graphs",
-    ),
-    MegatronRule(
-        "capture.static_input_precision", ("cuda_graph.impl", "training.precision"),
-        "transformer_engine captures with bf16 inputs, whatever the precision of the model",
-        lambda spec: spec.cuda_graph.impl == "transformer_engine" and spec.training.precision != "bf16",
-        fix="Set training.precision=bf16, or cuda_graph.impl=full_iteration and cuda_graph.scope=[].",
-        source=f"{MCORE}transformer/module.py:247",
     ),
     Rule(
         "capture.warmup", ("cuda_graph.warmup_steps", "cuda_graph.impl"),

@@ -84,7 +84,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "model.rope_scaling", ("model.rope_scaling", "model.rope_original_max_position"),
-        "scaled rotary positions (llama3, yarn) need the original sequence length of the model",
+        "scaled rotary embeddings (llama3, yarn) need the original sequence length of the model",
         lambda spec: spec.model.rope_scaling != "none" and spec.model.rope_original_max_position == 0,
         fix="Set rope_original_max_position (8192 for Llama 3.1, 4096 for GPT-OSS), or rope_scaling to none.",
         source=ARITHMETIC,

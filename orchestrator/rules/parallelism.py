@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from launch.contract.spec import RunSpec
-from launch.support.rule import CONFIG, MCORE, MegatronRule, Rule, divides
-
-
-def _groups_incommensurate(spec: RunSpec) -> bool:
-    tp, groups = spec.parallelism.tp, spec.model.num_query_groups
-    return not divides(tp, groups) and not divides(groups, tp)
-
+from launch.support.rule import CONFIG, MCORE, MegatronRule, Rule
 
 RULES: tuple[Rule, ...] = (
     Rule(
         "layout.world",
         ("parallelism.tp", "parallelism.cp", "parallelism.pp", "parallelism.dp", "placement.nodes", "placement.ranks_per_node"),
-        "tp * cp * pp * dp must equal nodes * ranks_per_node",
+        "tp * cp * pp * dp must equal nodes * gpus_per_node",
         lambda spec: spec.parallelism.world_size != spec.placement.nodes * spec.placement.ranks_per_node,
         fix="Choose tp * cp * pp * dp equal to resources.nodes * resources.gpus_per_node. If dp is left out, it is computed "
         "where possible.",
@@ -27,13 +20,6 @@ RULES: tuple[Rule, ...] = (
         lambda spec: not spec.model.is_moe and (spec.parallelism.ep > 1 or spec.parallelism.etp > 1),
         fix="Set ep and etp to 1 for a dense model.",
         source=f"{CONFIG}:1048",
-    ),
-    MegatronRule(
-        "layout.megatron_query_groups", ("parallelism.tp", "model.num_query_groups"),
-        "tp must divide the query groups or be a multiple of them",
-        _groups_incommensurate,
-        fix="Choose a tp that divides num_query_groups.",
-        source=f"{CONFIG}:940",
     ),
     Rule(
         "layout.sequence_parallel", ("parallelism.sequence_parallel", "parallelism.tp"), "sequence_parallel needs tp above 1",

@@ -24,7 +24,7 @@ def document_borders(tokens: torch.Tensor, eod_token: int, most: int) -> torch.T
 
 
 def packed_parameters(borders: torch.Tensor, length: int) -> PackedSeqParams:
-    """Return what Transformer Engine's attention and rotary positions need.
+    """Return what Transformer Engine's attention and rotary embeddings need.
 
     Args:
         borders: int32 (documents + 1,).

@@ -12,7 +12,7 @@ VERBS = {
     "report": "rebuild the report of a sweep from its records",
     "compare": "compare a sweep with an earlier one or with a golden file",
     "bisect": "find the smallest set of captured parts with which a run still fails",
-    "logs": "print the steps of a run and the log of the rank that failed first, of rank 0, or of its launcher",
+    "logs": "print the steps of a run, and the log of the rank that failed first, else of rank 0 or its launcher",
     "cancel": "cancel the runs of a sweep, or only those you name",
     "resume": "continue a sweep: run what never began, was interrupted or cancelled, or failed because of infrastructure",
     "prune": "delete old sweeps, or with --keep reports only the files that their reports do not need",

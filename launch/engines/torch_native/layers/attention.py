@@ -1,4 +1,4 @@
-"""Causal self-attention with grouped queries, rotary positions, and optional biases, norms, windows and sinks."""
+"""Causal self-attention with grouped queries, rotary embeddings, and optional biases, norms, windows and sinks."""
 
 from __future__ import annotations
 

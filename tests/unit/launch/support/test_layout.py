@@ -14,7 +14,7 @@ from launch.engines.protocol import check_supported
 @pytest.mark.parametrize(
     ("model", "layout", "training", "said"),
     [
-        ({}, {"tp": 3}, {}, "tp=3, model.num_attention_heads=4, but tp must divide"),
+        ({}, {"tp": 3}, {}, "tp=3, model.num_query_groups=4, but tp must divide"),
         ({"vocab_size": 257}, {"tp": 2}, {}, "model.vocab_size=257, parallelism.tp=2"),
         ({"num_moe_experts": 6, "moe_router_topk": 1}, {"ep": 4, "dp": 4}, {}, "ep=4, model.num_moe_experts=6"),
         (

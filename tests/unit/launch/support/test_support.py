@@ -254,7 +254,6 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "step_checks": ({}, {"step_checks": 1, "parallelism": Parallelism(overlap_moe_expert_parallel_comm=True)}),
     "weights": ({"weights": "/a/checkpoint"}, {}),
     "hybrid": ({"hybrid_override_pattern": "MM", "qk_layernorm": True}, {}),
-    "num_query_groups": ({"num_query_groups": 2}, {"parallelism": Parallelism(tp=4)}),
     "rope_scaling": ({"rope_scaling": "llama3", "rope_original_max_position": 4096}, {}),
     "moe_router_normalize_topk": ({**vars(MOE), **SIGMOID, "moe_router_normalize_topk": False}, {}),
     "moe_expert_capacity_factor": ({**vars(MOE), "moe_expert_capacity_factor": 1.0}, {}),

@@ -93,11 +93,11 @@ DOOMED = "Megatron-Core accepts it, and it fails or goes wrong later"
 OURS = "what this engine or its weights cannot do"
 STRICTER = {
     "capture.megatron_expert_sync": f"{DOOMED}: dropless dispatch waits for the host in a capture of layers or of a step",
-    "capture.static_input_precision": f"{DOOMED}: inputs of a capture are bf16",
     "layout.expert_parallel_dense": "without experts etp has no meaning, and Megatron-Core ignores it",
     "layout.expert_world": f"{DOOMED}: no process groups fit; its configuration does not know the number of ranks",
     "layout.experts": f"{DOOMED}: one expert on two ranks",
     "layout.interleaving": "the recipe names a schedule, which Megatron-Core infers from vpp",
+    "layout.query_groups": OURS,
     "layout.moe_sequence_parallel": f"{DOOMED}: the expert layer's forward pass raises",
     "megatron.cp": f"{DOOMED}: Transformer Engine has no such attention",
     "megatron.dropout": f"{DOOMED}: recomputation draws other masks",
@@ -107,7 +107,6 @@ STRICTER = {
     "megatron.moe_expert_capacity_factor": OURS,
     "megatron.moe_router_normalize_topk": "a different router than the recipe's, which Megatron-Core has no field for",
     "megatron.moe_shared_expert_ffn_hidden_size": f"{DOOMED}: asserted where the expert is built",
-    "megatron.num_query_groups": OURS,
     "megatron.overlap_moe_expert_parallel_comm": f"{DOOMED}: the final norm, or tokens that were freed",
     "megatron.batch_p2p_sync": f"{DOOMED}: a transfer waits for the device in the capture",
     "megatron.precision": f"{DOOMED}: inputs of a capture are bfloat16",

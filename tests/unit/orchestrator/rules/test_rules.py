@@ -187,7 +187,6 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         graphed("torch_compile", training__deterministic=True),
         graphed("torch_compile", training=Training(compile="elementwise", deterministic=True)),
     ),
-    "capture.static_input_precision": (graphed(TE, "attn", training__precision="fp32", **M),),
     "capture.warmup": (
         spec(cuda_graph=CudaGraph("full_iteration", warmup_steps=0)),
         spec(cuda_graph=CudaGraph("transformer_engine", ("attn",), warmup_steps=0), **M),
@@ -232,9 +231,8 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     "layout.expert_world": (spec(model=MOE, **on_ranks(2, ep=4)), spec(model=MOE, **on_ranks(4, pp=4, ep=2))),
     "layout.expert_parallel_dense": (spec(**on_ranks(2, ep=2)), spec(**on_ranks(2, etp=2))),
     "layout.experts": (spec(model=dataclasses.replace(MOE, num_moe_experts=6), **on_ranks(4, ep=4)),),
-    "layout.heads": (spec(model__num_attention_heads=2, model__num_query_groups=2, **on_ranks(4, tp=4), **M),),
-    "layout.query_groups": (spec(**on_ranks(8, tp=8)),),
-    "layout.megatron_query_groups": (
+    "layout.query_groups": (
+        spec(**on_ranks(8, tp=8)),
         spec(model__num_query_groups=3, model__num_attention_heads=12, **on_ranks(2, tp=2), **M),
     ),
     "layout.widths": (
@@ -431,7 +429,6 @@ LEGAL: Mapping[str, RunSpec] = {
     "a fault of the first replay after the capture's own": graphed(
         "full_iteration", fault=Fault("oom_replay", 4), placement=ON_CUDA
     ),
-    "more tensor ranks than query groups on megatron": spec(**on_ranks(8, tp=8), **M),
     "layers that the stages do not divide": spec(model__num_layers=3, **on_ranks(2, pp=2)),
     "interleaved": spec(**on_ranks(2, pp=2, vpp=2, schedule="interleaved")),
     "mixture of experts with tensor parallelism": spec(model=MOE, **TP2_MOE, **M),
@@ -490,9 +487,13 @@ def test_all_violated_rules_are_reported_in_the_order_of_the_table() -> None:
     )
     found = [reason.rule for reason in violations(value)]
     assert found == [rule.id for rule in RULES if rule.id in set(found)]
-    assert {"scope.moe_and_router", "capture.full_recompute", "layout.heads", "layout.world", "training.window"} <= set(
-        found
-    )
+    assert {
+        "scope.moe_and_router",
+        "capture.full_recompute",
+        "layout.query_groups",
+        "layout.world",
+        "training.window",
+    } <= set(found)
 
 
 def test_a_message_holds_the_values_and_what_must_hold() -> None:
