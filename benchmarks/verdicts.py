@@ -368,7 +368,7 @@ def tables() -> str:
     growing = ["defect", "both runs", "one of two", "a single run", "one of ten"]
     spikes = ["spikes at each step", "wrong DIVERGED, two graphed runs", "one graphed run", "four", "EQUIVALENT, two"]
     parts = [
-        f"Parameters {digest()}.",
+        f"Digest of the simulations' settings: {digest()}.",
         _table(power, map(power_row, NOISE)),
         _table(shapes, map(shape_row, SHAPES)),
         _table(defects, map(defect_row, DEFECTS)),
@@ -592,7 +592,7 @@ def auto_tables() -> str:
     passes, diverged = ([f"{word}, {name}" for name in names] for word in ("passes", "DIVERGED"))
     harmless = [*map(harmless_row, (0.1, 0.2, 0.25, 1.0)), *(harmless_row(0.1, spikes) for spikes in SPIKES)]
     parts = [
-        f"Parameters {auto_digest()}.",
+        f"Digest of the simulations' settings: {auto_digest()}.",
         _table(["wrong FASTER or SLOWER: what happens to eager steps", *names], map(speed_row, SPEED_KINDS)),
         _table(["wrong verdict", *names], [band_row(), *starmap(family_row, FAMILIES)]),
         _table(["graphed steps, runs", "verdict", *names, "repeats of auto"], starmap(truth_row, SPEED_TRUTHS)),

@@ -237,6 +237,8 @@ def test_what_is_clearly_faster_needs_few_of_the_repeats_and_is_found_as_surely(
 
 def test_the_document_holds_what_the_simulation_of_looks_prints() -> None:
     written = SPEED_DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0]
-    assert f"Parameters {auto_digest()}.\n" in written, "run python benchmarks/verdicts.py --write"
+    assert f"Digest of the simulations' settings: {auto_digest()}.\n" in written, (
+        "run python benchmarks/verdicts.py --write"
+    )
     assert f"{family_row(*FAMILIES[0])}\n" in written, "run python benchmarks/verdicts.py --write"
     assert all(f"\n| {name} |" in written for name in SPEED_KINDS)

@@ -98,7 +98,7 @@ def test_noise_alone_never_diverges(correlation: float) -> None:
 
 def test_the_document_holds_what_the_simulation_prints() -> None:
     written = DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0]
-    assert f"Parameters {digest()}.\n" in written, "run python benchmarks/verdicts.py --write"
+    assert f"Digest of the simulations' settings: {digest()}.\n" in written, "run python benchmarks/verdicts.py --write"
     for row in (shape_row("uniform"), *map(defect_row, ("NaN", "truncation", "renumbered steps"))):
         assert f"{row}\n" in written, "run python benchmarks/verdicts.py --write"
     assert set(re.findall(r"^\| ([^|]+?) \|", written, flags=re.MULTILINE)) >= {*DEFECTS, *GROWING, *SHAPES}
