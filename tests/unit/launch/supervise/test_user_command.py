@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from launch.common.atomic_files import write_json
-from launch.contract.paths import AttemptPaths
+from launch.common.parent_death import PARENT
+from launch.contract.paths import OBSERVED, AttemptPaths
 from launch.contract.spec import Command, RunSpec, Training, spec_to_json
 from launch.supervise.user_command import observed_processes, program_variables
 
@@ -60,6 +61,19 @@ def test_ranks_that_a_launcher_put_into_their_own_sessions_end_with_the_supervis
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(rank, signal.SIGKILL)
+
+
+def test_a_rank_of_a_slurm_step_ends_no_other_rank_though_it_has_no_input(tmp_path: Path) -> None:
+    spec = RunSpec("command", command=Command(run="bash -c 'sleep 1; echo trained'", workdir=str(tmp_path)))
+    attempt = AttemptPaths(tmp_path / "runs" / spec.run_id / "attempts" / "1")
+    attempt.logs.mkdir(parents=True)
+    write_json(attempt.spec, spec_to_json(spec))
+    step = {**os.environ, "RANK": "0", "SLURM_STEP_ID": "1", PARENT: str(os.getpid())}
+    command = [sys.executable, "-m", "launch.supervise.user_command", str(attempt.root)]
+    with subprocess.Popen(["sleep", "60"], env={OBSERVED: str(attempt.root), "PATH": os.environ["PATH"]}) as other:
+        subprocess.run(command, stdin=subprocess.DEVNULL, env=step, check=True)
+        assert other.poll() is None and attempt.log(0).read_text() == "trained\n"
+        other.kill()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
