@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
+from operator import attrgetter
 
 from analysis.memory.activations import FP32, logits_bytes, routed_tokens, tensors_of_width, tokens_of
 from analysis.memory.rank_load import CellLoad, RankLoad
@@ -123,17 +124,13 @@ def _in_passing(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
     moments = [_backward(rank, part) for part in rank.kept if part in ("mlp", "experts") and part not in captured]
     if rank.spec.parallelism.cp > 1 and "attention" in rank.kept and "attention" not in captured:
         moments.append(_ring(rank))
-    of_layers, of_loss = [max(moments, key=_bytes)] if moments else [], []
+    of_layers, of_loss = [max(moments, key=attrgetter("bytes"))] if moments else [], []
     if rank.spec.training.recompute == "full":
         of_layers.append(_recomputed_layer(rank))
     if rank.is_last:
-        of_loss = [max(_loss(rank), _output_layer(rank), key=_bytes), *_logits_block(rank)]
+        of_loss = [max(_loss(rank), _output_layer(rank), key=attrgetter("bytes")), *_logits_block(rank)]
     yield from max(of_layers, of_loss, key=total)
     yield from _exchanged(rank)
-
-
-def _bytes(term: Term) -> int:
-    return term.bytes
 
 
 def _recomputed_layer(rank: RankLoad) -> Term:
@@ -166,7 +163,7 @@ def _loss(rank: RankLoad) -> Term:
 def _logits_block(rank: RankLoad) -> Iterator[Term]:
     """Yield the block of the logits in training precision, which torch_native's eager loss frees in its forward pass.
 
-    It is too small for the fp32 gradients of the backward pass.
+    The fp32 gradients of the backward pass do not fit into this block.
     """
     spec = rank.spec
     if rank.cell.is_native and spec.training.compile != "elementwise" and rank.cell.element < FP32:

@@ -82,5 +82,5 @@ def unmeasured_settings(spec: RunSpec) -> tuple[str, ...]:
 
 
 def is_measured(spec: RunSpec) -> bool:
-    """Return whether constants were measured for the settings of ``spec``. Without that, ``ERROR`` says nothing of its forecast."""
+    """Return whether reports show the error of forecasts for the settings of ``spec``. They cover both engines and both releases."""
     return spec.engine != "command" and not unmeasured_settings(spec)

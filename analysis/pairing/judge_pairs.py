@@ -90,7 +90,7 @@ def judge_pairs(
     groups: dict[Digests, _Group] = {}
     for digests in dict.fromkeys(pair.attempts[1].digests for pair in pairs if pair.comparable):
         group = [pair for pair in pairs if pair.comparable and pair.attempts[1].digests == digests]
-        judged_as = _judge_group(group, baseline, margins, looks, _describe_unrepeatable(group, baseline, spec), spec)
+        judged_as = _judge_group(group, baseline, margins, looks, spec)
         groups[digests] = _name_equal_runs(judged_as, group, elsewhere)
     judged = [(pair, *_judge_pair(pair, groups)) for pair in pairs]
     alone = [_name_repeat(pair, own) for pair, own, _ in judged if own]
@@ -176,13 +176,12 @@ def _name_equal_runs(group: _Group, pairs: Sequence[Pair], elsewhere: Mapping[st
     return group
 
 
-def _judge_group(
-    pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins, looks: int, unrepeatable: str, spec: RunSpec
-) -> _Group:
+def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins, looks: int, spec: RunSpec) -> _Group:
     """Judge comparable ``pairs`` with the same digests together."""
     digests = pairs[0].attempts[1].digests
     eager, perturbed = _eager_curves(pairs, baseline.repeats.get(digests, {})), baseline.perturbed.get(digests)
     others = _other_attempts(pairs, baseline, tuple(eager.values()), margins)
+    unrepeatable = _describe_unrepeatable(pairs, baseline, spec)
     verdict = _judge_together(eager, pairs, margins, others, perturbed, looks, unrepeatable)
     if verdict.noisy:
         # Noise does not explain a flaky attempt, and step checks cover only the attempts that count.

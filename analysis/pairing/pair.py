@@ -109,7 +109,7 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
         differences(before.environment, after.environment),
         contradictions(graphed, tuple(curves.values()), margins_for(spec, margins)),
         None if exact and not exact.passes else _doubt(before, after, baseline, spec),
-        learns=both_update(before, after, has_clean_checks(graphed.repeat, after, spec)),
+        learns=both_update(before, after, has_clean_checks(after, spec)),
     )
 
 

@@ -77,9 +77,9 @@ def collect_step_checks(attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) 
     )
 
 
-def has_clean_checks(repeat: int, attempt: Attempt, spec: RunSpec) -> bool:
+def has_clean_checks(attempt: Attempt, spec: RunSpec) -> bool:
     """Return whether every planned step of the graphed ``attempt`` was checked, and no check found a fault."""
-    checks = collect_step_checks([(repeat, attempt)], spec)
+    checks = collect_step_checks([(0, attempt)], spec)
     return checks is not None and not checks.fault and not checks.undecided
 
 
