@@ -251,6 +251,7 @@ WITHOUT_RULE = (
     ("gradient accumulators are on a different stream than the step's", "present", "not looked at", "-"),
     ("the copies of a whole step wait for nothing", "present", "absent (read)", "-"),
     ("weight decay without its scheduler decays norms and biases", "present", "not looked at", "-"),
+    ("the bias of a router is misread, also beyond its end", "present (read)", "present (seen on an H200)", "one GPU"),
     ("token dispatchers keep the last micro-batch's graph", "present", "not looked at", "-"),
     ("`get_batch_on_this_cp_rank` without a group splits by the global rank", "absent", "present", "CPU"),
     ("HybridEP with a rank capacity and no paged stash drops tokens", "not looked at", "present (read)", "-"),

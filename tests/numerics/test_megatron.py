@@ -481,6 +481,38 @@ def test_the_engine_refuses_by_name_and_says_what_to_install() -> None:
         check_release("0.19.2", "0.16")
 
 
+def test_a_router_adds_its_bias_in_the_precision_of_the_output() -> None:
+    """cuBLASLt reads the bias as numbers of the output's type, whatever its own, and so beyond its end."""
+    from megatron.core.transformer.moe import moe_utils
+
+    from launch.engines.megatron.router_bias import router_bias_converted
+
+    experts, channels, tokens = 4, 8, 6
+    memory = torch.randn(2 * experts).bfloat16()  # the bias, and what lies behind it
+    weight, rows, bias = (
+        torch.randn(experts, channels).bfloat16(),
+        torch.randn(tokens, channels).bfloat16(),
+        memory[:experts],
+    )
+
+    def product(
+        weight: torch.Tensor, rows: torch.Tensor, output: torch.dtype, layout: str, bias: torch.Tensor, **_: Any
+    ) -> tuple[torch.Tensor]:
+        read = bias if bias.dtype == output else memory.view(output)
+        return (torch.addmm(read, rows.to(output), weight.to(output).T),)
+
+    def route() -> torch.Tensor:
+        routed: torch.Tensor = moe_utils.router_gating_linear(rows, weight, bias, torch.float32)
+        return routed
+
+    right = torch.addmm(bias.float(), rows.float(), weight.float().T)
+    with mock.patch.object(moe_utils, "te_general_gemm", product, create=True):
+        assert not torch.allclose(route(), right), "no repair is needed"
+        with router_bias_converted():
+            torch.testing.assert_close(route(), right)
+        assert moe_utils.te_general_gemm is product
+
+
 def test_mamba_layers_start_from_the_seed_and_name_with_the_distributions_of_megatron() -> None:
     """Names of 0.16.1 and 0.19.2 differ for the convolution. Ranges are those of MambaMixer's defaults."""
 

@@ -35,6 +35,7 @@ from launch.engines.megatron.model import (
 )
 from launch.engines.megatron.observed_layers import ObservedLayers
 from launch.engines.megatron.observed_router import observe_routers
+from launch.engines.megatron.router_bias import router_bias_converted
 from launch.engines.megatron.schedule import Schedule, to_scalar
 from launch.engines.megatron.side_stream import on_stream, use_side_stream
 from launch.engines.megatron.step_check import MegatronStep
@@ -88,6 +89,8 @@ class MegatronEngine:
             self._layers.attach(self.chunks)
         for name in spec.cuda_graph.mend:
             self._repairs.enter_context(MENDS[name]())
+        if self._has_router_bias:
+            self._repairs.enter_context(router_bias_converted())
         self._schedule = Schedule(spec, self.config, self.chunks, mesh.device)
         self._runner = make_runner(spec, self._schedule, self._optimizer)
 
@@ -103,8 +106,15 @@ class MegatronEngine:
             **self._fused_gradients(),
             **self._norm_kernels,
             **self._mended(),
+            **({"router bias": "converted to the precision of the output"} if self._has_router_bias else {}),
             **self._environment,
         }
+
+    @property
+    def _has_router_bias(self) -> bool:
+        """Whether Transformer Engine adds a bias of another precision to the output of a router."""
+        model = self._spec.model
+        return self.layers == "transformer_engine" and model.is_moe and model.add_bias_linear and self.config.bf16
 
     def _mended(self) -> Mapping[str, str]:
         return {"mended": ", ".join(self._spec.cuda_graph.mend)} if self._spec.cuda_graph.mend else {}

@@ -243,8 +243,10 @@ NOTED: dict[str, dict[str, Any]] = {
         "model": replace(MOE, moe_router_score_function="sigmoid", moe_router_normalize_topk=False)
     },
     "model.moe_shared_expert_ffn_hidden_size": {
-        "model": replace(MOE, moe_shared_expert_ffn_hidden_size=8, add_bias_linear=True)
+        "model": replace(MOE, moe_shared_expert_ffn_hidden_size=8, add_bias_linear=True),
+        "training": Training(),  # In fp32, routers read their bias as it is.
     },
+    "model.add_bias_linear": {"model": replace(MOE, add_bias_linear=True)},
     "parallelism.tp": {"model": MOE, "parallelism": Parallelism(tp=2, sequence_parallel=True)},
     "parallelism.overlap_moe_expert_parallel_comm": {
         "model": replace(MOE, moe_layer_freq=2),
