@@ -19,7 +19,7 @@ from launch.common.text import count
 from launch.contract.outcomes import read_outcome
 from launch.contract.paths import RunPaths, SweepPaths
 from launch.contract.records.events import PHASES, Phase
-from launch.contract.records.memory import Memory
+from launch.contract.records.memory import Memory, foreign_bytes
 from launch.contract.spec import RunSpec, read_spec
 
 PARTS: Mapping[str, Held] = {
@@ -107,18 +107,21 @@ def _differs_at(spec: RunSpec, other: RunSpec, place: int) -> bool:
 
 
 def run_memory(run: RunPaths) -> dict[Phase, Bytes] | None:
-    """Return the memory of the fullest rank by phase, or None if no attempt has a complete and sound record."""
+    """Return the memory of the fullest rank by phase, or None if no attempt has a complete and sound record of its own memory."""
     for attempt in reversed(run.attempts()):
         try:
             outcome = read_outcome(attempt)
-            ranks = read_spec(run.spec).parallelism.world_size
+            spec = read_spec(run.spec)
         except DAMAGE:
             return None
         if outcome is None or not outcome.results_intact:
             continue
         problems: list[str] = []
         by_phase: defaultdict[Phase, list[Bytes]] = defaultdict(list)
-        for sample in memory_of(read_events(attempt, ranks, problems), problems):
+        samples = memory_of(read_events(attempt, spec.parallelism.world_size, problems), problems)
+        if spec.engine != "command" and any(one.phase == "init" and foreign_bytes(one.memory) for one in samples):
+            continue
+        for sample in samples:
             if (parts := _parts(sample.memory)) and sample.phase not in ("probe", "teardown"):
                 by_phase[sample.phase].append(parts)
         return {phase: max(parts, key=sum) for phase, parts in by_phase.items()} if by_phase and not problems else None

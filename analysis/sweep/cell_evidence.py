@@ -15,6 +15,7 @@ from analysis.limits.speedup_bound import cell_limit, eager_doubt
 from analysis.limits.straggler import cell_straggler
 from analysis.limits.throttling import throttle_bounds, throttling_of
 from analysis.memory.peaks import cell_memory
+from analysis.memory.shared_gpu import shared_runs, speed_doubt
 from analysis.pairing.eager_baseline import EagerBaseline, eager_side
 from analysis.pairing.flaky_attempts import contradictions, uncompared_attempts
 from analysis.pairing.judge_pairs import judge_pairs
@@ -64,19 +65,22 @@ def collect_evidence(records: Records) -> tuple[CellEvidence, ...]:
         for cell in records.plan.cells
         if cell.state == "run" and not cell.graphed
     }
-    return tuple(_cell(cell, records, eager.get(cell.workload_id)) for cell in records.plan.cells)
+    shared = shared_runs(records)
+    return tuple(_cell(cell, records, eager.get(cell.workload_id), shared) for cell in records.plan.cells)
 
 
-def _cell(cell: Cell, records: Records, baseline: EagerBaseline | None) -> CellEvidence:
+def _cell(cell: Cell, records: Records, baseline: EagerBaseline | None, shared: Mapping[str, int]) -> CellEvidence:
     if cell.state != "run":
         return CellEvidence(CellResult(cell, ()))
     runs, margins = records.runs[cell.cell_id], records.plan.margins
     if cell.graphed:
-        return _graphed_cell(cell, runs, baseline or EagerBaseline((), {}), records)
-    return _eager_cell(cell, runs, baseline, margins)
+        return _graphed_cell(cell, runs, baseline or EagerBaseline((), {}), records, shared)
+    return _eager_cell(cell, runs, baseline, margins, shared)
 
 
-def _eager_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline | None, margins: Margins) -> CellEvidence:
+def _eager_cell(
+    cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline | None, margins: Margins, shared: Mapping[str, int]
+) -> CellEvidence:
     spec, repeats = cell.run_spec, [run for run in runs if not run.perturbed]
     attempts = attempts_of(repeats)
     flaky = {run.repeat: _eager_contradictions(run, baseline, margins_for(spec, margins)) for run in repeats}
@@ -87,24 +91,25 @@ def _eager_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline | Non
         cell,
         runs,
         speed=speed,
-        memory=cell_memory(attempts, (), spec),
+        memory=cell_memory(_alone(repeats, shared), (), spec),
         loss=CellLoss(loss_trajectory(attempts), baseline.noise_floor if baseline else None),
         integrity=_integrity(runs, flaky, spec.training.steps),
         phase_seconds=_phase_seconds(runs),
+        foreign_memory=_foreign(runs, shared),
     )
     return CellEvidence(result)
 
 
-def _graphed_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline, records: Records) -> CellEvidence:
+def _graphed_cell(
+    cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline, records: Records, shared: Mapping[str, int]
+) -> CellEvidence:
     spec, attempts, margins, looks = cell.run_spec, attempts_of(runs), records.plan.margins, records.plan.looks
     collected = _pool_speeds([collect_pair(run, baseline, spec, margins) for run in runs])
     verdicts, verdict = judge_pairs(collected, baseline, spec, margins, max(1, len(looks)), _elsewhere(cell, records))
     pairs = tuple(PairResult(**vars(pair), verdict=own) for pair, own in zip(collected, verdicts, strict=True))
-    compared = [
-        (pair.eager.attempt, pair.graphed.attempt)
-        for pair in pairs
-        if pair.verdict.verdict != "INCOMPARABLE" and pair.eager and pair.eager.attempt and pair.graphed.attempt
-    ]
+    both = [(pair.eager, pair.graphed) for pair in pairs if pair.verdict.verdict != "INCOMPARABLE" and pair.eager]
+    compared = _attempts_of_pairs(both)
+    alone = _attempts_of_pairs([pair for pair in both if all(run.run_id not in shared for run in pair)])
     speed, ranks = _speed(spec, attempts, compared), spec.parallelism.world_size
     slowed = speed.throttling.eager.slowed if speed.throttling and speed.throttling.eager else ""
     bound = cell_limit(pairs, ranks, slowed) if spec.placement.device == "cuda" else None
@@ -115,14 +120,30 @@ def _graphed_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline, re
         pairs,
         None if _failed_as_expected(cell, runs) else verdict,
         replace(speed, bound=bound, timing_doubt=bound.doubt if bound else ""),
-        cell_memory(attempts, compared, spec),
+        cell_memory(_alone(runs, shared), alone, spec),
         CellGraphs(worst(proofs) if proofs else None, capture_cost(attempts), _step_checks(pairs, spec)),
         CellLoss(loss_trajectory(attempts)),
         _integrity(runs, {pair.repeat: pair.flaky_attempts for pair in pairs}, spec.training.steps),
         _phase_seconds(runs),
         looks,
+        foreign_memory=_foreign(runs, shared),
     )
-    return CellEvidence(result, throttle_bounds(pairs, ranks), (bound.doubt or bound.eager_doubt) if bound else "")
+    doubt = (bound.doubt or bound.eager_doubt) if bound else ""
+    timed = [run.run_id for eager, graphed in both for run in (eager, graphed)]
+    return CellEvidence(result, throttle_bounds(pairs, ranks), doubt or speed_doubt(timed, shared))
+
+
+def _alone(runs: Sequence[Run], shared: Mapping[str, int]) -> Sequence[Attempt]:
+    """Return the attempts of ``runs`` that had their GPUs to themselves."""
+    return attempts_of([run for run in runs if run.run_id not in shared])
+
+
+def _foreign(runs: Sequence[Run], shared: Mapping[str, int]) -> Mapping[str, int]:
+    return {run.run_id: shared[run.run_id] for run in runs if run.run_id in shared}
+
+
+def _attempts_of_pairs(pairs: Sequence[tuple[Run, Run]]) -> list[tuple[Attempt, Attempt]]:
+    return [(eager.attempt, graphed.attempt) for eager, graphed in pairs if eager.attempt and graphed.attempt]
 
 
 def _elsewhere(cell: Cell, records: Records) -> dict[str, Attempt]:

@@ -102,6 +102,8 @@ class CellResult:
     """Seconds that rank 0 spent in each phase, over the attempts that count."""
     looks: tuple[int, ...] = ()
     """The numbers of repeats after which its verdicts are judged (Plan.looks). The looks share the error."""
+    foreign_memory: Mapping[str, int] = field(default_factory=dict)
+    """The bytes that other processes held on a GPU of a run when it began, by run id. Such runs do not count in ``memory``."""
     name: str = ""
     """A short name within a report: "B2" is the second graphed cell of the second workload, "B0" its eager cell."""
 

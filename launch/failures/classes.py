@@ -55,6 +55,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("IMPORT", "ENVIRONMENT", "install the package that the message names into the environment that runs the job", rf"^(ModuleNotFoundError|ImportError):|undefined symbol|^OSError:.*(cannot open shared object file|{_TORN})"),
     FailureClass("NO_PROGRAM", "ENVIRONMENT", "correct command.run or command.workdir, and make sure that each node sees the program", r"can't open file '|command\.run cannot start"),
     FailureClass("NO_GPU", "ENVIRONMENT", "install a PyTorch with CUDA that fits the host's driver in the environment that runs the job, or set resources.device=cpu", r"the program trains without a GPU|Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available|NVIDIA driver on your system is too old"),
+    FailureClass("GPU_SHARED", "ENVIRONMENT", "end the other processes on that GPU, which nvidia-smi lists, or use another GPU; then resume", r"^EnvironmentFault: other processes held", infrastructure=True),
     FailureClass("ENVIRONMENT", "ENVIRONMENT", "install on the host what the message names", r"^EnvironmentFault:"),
     DISK_FULL,
     FailureClass("GPU_FAULT", "ENVIRONMENT", "a GPU of the named node is broken, or another process uses it: ask the site to check the node", r"uncorrectable ECC error|CUDA-capable device\(s\) is/are busy or unavailable|GPU has fallen off the bus", infrastructure=True),

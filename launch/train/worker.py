@@ -29,9 +29,11 @@ from launch.checkpoints.checkpoint import open_checkpoint
 from launch.common.atomic_files import write_json
 from launch.common.parent_death import die_with_parent
 from launch.common.redact import print_exception
+from launch.common.text import size
 from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import UNCHECKED, AttemptPaths
 from launch.contract.records.identity import identity_of
+from launch.contract.records.memory import foreign_bytes
 from launch.contract.spec import EngineName, Model, RunSpec, read_spec
 from launch.engines.profile_ranges import RANGES
 from launch.engines.protocol import Engine, RankPlace
@@ -41,7 +43,8 @@ from launch.train.data_loader import check_documents, open_source
 from launch.train.fault_injection import KINDS, FaultyStep
 from launch.train.loop import train
 from launch.train.perturbation import perturb, perturb_weight
-from launch.train.telemetry.event_log import Recorder
+from launch.train.telemetry import memory
+from launch.train.telemetry.event_log import Recorder, broken_by
 from launch.train.telemetry.provenance import describe
 from launch.train.telemetry.step_metrics import Metrics
 
@@ -72,6 +75,19 @@ def main(arguments: list[str]) -> None:
 def run(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Recorder) -> None:
     """Set up, train and tear down. Results are on disk before the teardown begins."""
     _set_up(spec, mesh)
+    neighbours = ""
+    if foreign := foreign_bytes(memory.sample(mesh.device)):
+        neighbours = f"other processes held about {size(foreign)} of rank {mesh.rank}'s GPU when the run began"
+        recorder.note(neighbours)
+    try:
+        _train(spec, mesh, attempt, recorder)
+    except Exception as error:
+        if neighbours and isinstance(broken_by(error), torch.OutOfMemoryError):
+            raise EnvironmentFault(f"{neighbours}, and now its memory is full") from error
+        raise
+
+
+def _train(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Recorder) -> None:
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     check_documents(source, spec, spec.parallelism.rank_in("dp", mesh.rank))
     if mesh.rank == 0:

@@ -38,7 +38,7 @@ PARTS = ("state", "activations", "graph pool", "outside", "peak of measure")
 
 def render(report: ReportData) -> list[str]:
     names = {result.cell.label: result.name for result in report.ran}
-    blocks = [*_matrix(outcome_matrix(report.sweep.results), names), *_peaks(report.shown)]
+    blocks = [*_matrix(outcome_matrix(report.sweep.results), names), *_peaks(report.shown), *_shared(report.shown)]
     return ["## Memory", *blocks] if blocks else []
 
 
@@ -71,6 +71,16 @@ def _peaks(shown: Sequence[CellResult]) -> list[str]:
     notes = [*about, *(NOTES_GPU if on_gpu else []), *([NOTE_FORECAST] if forecasts else [])]
     head = ["cell", *(f"{phase}{what}" for phase in FORECAST_PHASES for what in ("", ", forecast"))]
     return [table(header, rows), *parts, *([table(head, forecasts)] if forecasts else []), *how_to_read(*notes)]
+
+
+def _shared(shown: Sequence[CellResult]) -> list[str]:
+    """Return the runs that no table of memory counts."""
+    lines = [
+        f"- {result.name}: {run_id} does not count, because other processes held {size(held)} of one of its GPUs when it began."
+        for result in shown
+        for run_id, held in result.foreign_memory.items()
+    ]
+    return ["\n".join(lines)] if lines else []
 
 
 def _row(result: CellResult, memory: CellMemory, on_gpu: bool) -> list[str]:

@@ -17,6 +17,7 @@ from launch.contract.outcomes import Outcome
 from launch.contract.records.memory import Memory
 from launch.contract.spec import Device, Model, RunSpec
 from tests.records import GIB, AttemptRecord, Edit, write_sweep
+from tests.report_text import report_text
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -69,6 +70,55 @@ def test_what_the_profiler_holds_is_no_memory_of_the_run(tmp_path: Path) -> None
 
     _, graphed = compare_cells(load(write_sweep(tmp_path, device="cuda", edit=profiled)))
     assert graphed.memory is not None and graphed.memory.peak < 10 * GIB
+
+
+# --- GPUs that other processes use ------------------------------------------------------------------------------------
+
+
+def occupied(held: int, *repeats: int, phases: tuple[str, ...] = ("init", "build", "warmup")) -> Edit:
+    """Other processes hold ``held`` bytes on the GPU of rank 0 of eager runs, until they end."""
+
+    def edit(run: AttemptRecord) -> None:
+        for event in run.events[0] if not run.spec.graphed and run.spec.repeat in repeats else ():
+            if event["kind"] == "phase" and event["phase"] in phases:
+                event["memory"]["device_outside"] += held
+
+    return edit
+
+
+def test_memory_of_other_processes_is_not_the_runs(tmp_path: Path) -> None:
+    quiet = compare_cells(load(write_sweep(tmp_path / "quiet", ranks=2, device="cuda")))
+    sweep = write_sweep(tmp_path / "shared", ranks=2, device="cuda", edit=occupied(40 * GIB, 0))
+    eager, graphed = compare_cells(load(sweep))
+    assert (eager.memory, graphed.memory) == (quiet[0].memory, quiet[1].memory)
+    ((run_id, held),) = eager.foreign_memory.items()
+    assert run_id.endswith("-r0") and held == 40 * GIB and not graphed.foreign_memory
+    assert graphed.passes, "losses do not depend on neighbours"
+    speed, usual = graphed.speed.speedup, quiet[1].speed.speedup
+    assert speed and usual and usual.verdict != "INCONCLUSIVE" == speed.verdict
+    assert f"held 40.00 GiB on a GPU of {run_id} when it began" in speed.reason
+    text = report_text(sweep)
+    assert f"{run_id} does not count, because other processes held 40.00 GiB of one of its GPUs when it began." in text
+
+
+@pytest.mark.parametrize(("held", "is_shared"), [(3 * GIB, True), (GIB // 2, False)])
+def test_a_run_holds_about_as_much_as_others_when_it_begins(tmp_path: Path, held: int, is_shared: bool) -> None:
+    eager, graphed = compare_cells(load(write_sweep(tmp_path, device="cuda", edit=occupied(held, 0, 1))))
+    assert len(eager.foreign_memory) == 2 * is_shared and (eager.memory is None) == is_shared
+    assert not graphed.foreign_memory and graphed.memory is not None
+
+
+def test_an_engine_alone_never_holds_that_much_when_it_begins(tmp_path: Path) -> None:
+    """All runs have the same neighbour."""
+
+    def all_occupied(run: AttemptRecord) -> None:
+        for event in run.events[0]:
+            if "memory" in event:
+                event["memory"]["device_outside"] += 20 * GIB
+
+    eager, graphed = compare_cells(load(write_sweep(tmp_path, device="cuda", edit=all_occupied)))
+    assert len(eager.foreign_memory) == len(graphed.foreign_memory) == 2
+    assert eager.memory is None and graphed.memory is None
 
 
 # --- what is left ---------------------------------------------------------------------------------------------------

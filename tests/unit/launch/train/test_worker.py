@@ -13,10 +13,13 @@ import pytest
 import torch
 
 from launch.common.atomic_files import encode
+from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import AttemptPaths
+from launch.contract.records.memory import Memory
 from launch.contract.spec import CudaGraph, Data, GraphImpl, Model, Parallelism, RunSpec, Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.failures.diagnose import Evidence, RankException, diagnose
 from launch.slurm.allocation import LOOPBACK, free_port
 from launch.train import worker
 from launch.train.telemetry import event_log, step_metrics
@@ -70,6 +73,31 @@ def test_a_run_remarks_what_is_known_to_be_wrong_in_it_and_the_way_out(
     worker.run(spec, RankPlace(0, 1, device), attempt, event_log.Recorder(attempt, 0, device))
     notes = [line["message"] for line in written if line["kind"] == "note"]
     assert ["Set cuda_graph.impl=transformer_engine, or " in note for note in notes] == [True] * is_faulty
+
+
+@pytest.mark.parametrize("held", [0, 40 * 2**30])
+def test_memory_that_other_processes_fill_is_not_the_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    """Both the run and the diagnosis of its end name the other processes."""
+    attempt, device = AttemptPaths(tmp_path / "1"), torch.device("cpu")
+    written: list[dict[str, Any]] = []
+    monkeypatch.setattr(event_log, "JsonLines", lambda path: SimpleNamespace(write=written.append))
+    monkeypatch.setattr(step_metrics, "JsonLines", lambda path: None)
+    sampled = Memory(0, 0, device_outside=2**30 + held)
+    monkeypatch.setattr(worker.memory, "sample", lambda device: sampled)
+
+    def lacks_memory(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(worker, "train", lacks_memory)
+    with pytest.raises((EnvironmentFault, torch.OutOfMemoryError)) as raised:
+        worker.run(SPEC, RankPlace(0, 1, device), attempt, event_log.Recorder(attempt, 0, device))
+    notes = [line["message"] for line in written if line["kind"] == "note"]
+    assert any("other processes held about 37.00 GiB" in note for note in notes) == bool(held)
+    exception = RankException(0, 0.0, "build", type(raised.value).__name__, str(raised.value))
+    ended = diagnose(Evidence("itself", 1, {0: "build"}, (exception,)))
+    assert ended.failure_class == ("GPU_SHARED" if held else "CUDA_OOM")
 
 
 def test_no_other_host_reaches_where_the_ranks_of_one_host_meet(monkeypatch: pytest.MonkeyPatch) -> None:
