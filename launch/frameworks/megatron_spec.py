@@ -42,7 +42,9 @@ def megatron_spec(spec: RunSpec) -> RunSpec | None:
         "global_batch_size": training.global_batch_size or micro_batch * layout.dp,
     }
     named["training"] = replace(training, **batch, **_numerics(spec, flags))
-    named["model"] = replace(named["model"], rope_scaling=_rope_scaling(flags))
+    # Biases matter to a known fault alone: that of a router whose output has more precision than its bias.
+    biased = "disable_bias_linear" not in flags and flags.get("moe_router_dtype") == "fp32"
+    named["model"] = replace(named["model"], rope_scaling=_rope_scaling(flags), add_bias_linear=biased)
     return replace(spec, engine="megatron", cuda_graph=graph, **named)
 
 

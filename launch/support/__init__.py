@@ -33,7 +33,7 @@ def known_faults(spec: RunSpec) -> tuple[Reason, ...]:
     if spec.engine != "command":
         return judge(megatron.KNOWN_FAULTS, spec)
     implied = megatron_spec(spec)
-    return judge((*megatron.FAULTS, *megatron.SILENT_REFUSALS), implied) if implied else ()
+    return judge((*megatron.FAULTS, *megatron.SILENT_REFUSALS, *megatron.CORRECTED), implied) if implied else ()
 
 
 def is_known_fault(reason: Reason) -> bool:

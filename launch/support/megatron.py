@@ -144,6 +144,18 @@ KNOWN_FAULTS: tuple[Rule, ...] = tuple(map(_unless_mended, FAULTS))
 """Wrong computations of the libraries that the engine nevertheless runs. A cell runs only if its verdict can show the fault."""
 
 
+CORRECTED: tuple[Rule, ...] = (
+    MegatronRule(
+        "megatron.router_bias", ("model.add_bias_linear", "model.num_moe_experts", "training.precision"),
+        "a router's bias is read as fp32, and so beyond its end, in eager code too (observed; Transformer Engine issue 3562)",
+        lambda spec: spec.model.add_bias_linear and spec.model.is_moe and spec.training.precision == "bf16",
+        fix="Leave out --moe-router-dtype fp32, or set model.add_bias_linear=false.",
+        source=f"{MCORE}transformer/moe/moe_utils.py:1193",
+    ),
+)  # fmt: skip
+"""Wrong computations that the engine corrects in every run (launch/engines/megatron/router_bias.py). A user's program has them."""
+
+
 HYBRID_DEFAULTS = (
     "model.num_moe_experts", "model.activation", "model.qk_layernorm", "model.add_bias_linear", "model.rope_scaling", "model.window_size",
     "model.attention_sinks", *DROPOUT, "parallelism.tp", "parallelism.cp", "parallelism.pp", "training.recompute", "training.fp8",

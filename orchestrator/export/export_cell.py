@@ -59,7 +59,8 @@ def _not_expressed(spec: RunSpec) -> Iterator[str]:
     for reason in judge(megatron.RULES, dataclasses.replace(spec, engine="megatron")):
         if reason.rule in LIBRARY_LIMITS:
             yield reason.text
-    yield from (fault.message for fault in known_faults(dataclasses.replace(spec, engine="megatron")))
+    job = dataclasses.replace(spec, engine="megatron")
+    yield from (fault.message for fault in (*known_faults(job), *judge(megatron.CORRECTED, job)))
     for name, value in spec.environment.items():
         yield f"environment.{name}={spell(value)}: set it in the job"
     if spec.graphed and expandable_segments_setting(spec.environment) and REGISTER not in spec.environment:
@@ -101,9 +102,6 @@ NOT_EXPRESSED: Sequence[tuple[str, Callable[[RunSpec], bool], str]] = (
     ("cuda_graph.impl", lambda spec: not _is_on_megatron(spec), "Megatron does not have it; printed as eager"),
     ("cuda_graph.mend", lambda spec: bool(spec.cuda_graph.mend),
      "your job has the fault; launch/engines/megatron/mends has the repair"),
-    ("model.add_bias_linear", lambda spec: spec.model.add_bias_linear and spec.model.is_moe and spec.training.precision == "bf16",
-     "in your job, releases up to megatron-core 0.19.2 misread the routers' bias and read beyond its end (Transformer Engine issue "
-     "3562); runs here convert it to fp32"),
     ("training.capturable_optimizer", lambda spec: spec.training.capturable_optimizer and not spec.cuda_graph.optimizer,
      "Megatron turns it on only together with the graph of the optimizer; printed as off"),
     ("training.capturable_optimizer", lambda spec: spec.training.capturable_optimizer and spec.cuda_graph.optimizer,

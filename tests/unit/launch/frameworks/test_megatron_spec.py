@@ -29,6 +29,12 @@ LATER = "t.py train.train_iters=9 model.cuda_graph_impl"
             "megatron_lm", "0.16", f"{BF16} --num-experts 4 --tensor-model-parallel-size 2 --expert-tensor-parallel-size 1",
             CudaGraph(), ["tp"],
         ),
+        ("megatron_lm", "0.19", f"{UNFUSED} --num-experts 4 --moe-router-dtype fp32", CudaGraph(), ["router_bias"]),
+        ("megatron_lm", "0.19", f"{UNFUSED} --num-experts 4 --moe-router-dtype fp64", CudaGraph(), []),
+        (
+            "megatron_lm", "0.19", f"{UNFUSED} --num-experts 4 --moe-router-dtype fp32 --disable-bias-linear",
+            CudaGraph(), [],
+        ),
         ("megatron_bridge", "0.19", f"{LATER}=local model.position_embedding_type=yarn", TE, ["yarn_positions"]),
         ("script", "0.16", f"{BF16} --cuda-graph-impl local --cuda-graph-scope attn", CudaGraph(), ["local_inputs"]),
         ("script", "0.16", f"{UNFUSED} --cuda-graph-impl local --cuda-graph-scope full_iteration", CudaGraph(), []),
