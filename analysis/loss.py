@@ -24,6 +24,7 @@ from analysis.verdict.curve_evidence import CurveEvidence
 from analysis.verdict.growth import Growth
 from analysis.verdict.verdict import Verdict, VerdictName
 from launch.common.command_line import Parser
+from launch.common.grouped import grouped
 from launch.contract.exit_codes import LOSS, ExitCode, help_lines
 from launch.contract.plan import Margins
 
@@ -126,9 +127,7 @@ def _margin(text: str) -> float:
 
 def _column_lines(files: CurveFiles) -> list[str]:
     """Say which columns were read, by file where files differ."""
-    readers: dict[tuple[str, ...], list[str]] = {}
-    for name, curve in files.curves.items():
-        readers.setdefault(curve.columns, []).append(name)
+    readers = grouped((curve.columns, name) for name, curve in files.curves.items())
     return [
         f"columns        {', '.join(columns)}" + (f" ({', '.join(names)})" if len(readers) > 1 else "")
         for columns, names in readers.items()

@@ -15,6 +15,7 @@ from typing import Literal
 
 from analysis.memory.parts import MemoryParts, memory_parts
 from analysis.records.run import Attempt
+from launch.common.grouped import grouped
 from launch.contract.records.events import PHASES, Phase
 from launch.contract.records.memory import Memory
 from launch.contract.spec import RunSpec
@@ -77,10 +78,7 @@ def cell_memory(
 ) -> CellMemory | None:
     """Return the memory of a cell's ``attempts`` and (eager, graphed) ``pairs``, or None without records."""
     kind: Kind = "device" if spec.placement.device == "cuda" else "host"
-    samples: dict[Phase, list[Memory]] = {}
-    for attempt in attempts:
-        for sample in attempt.memory:
-            samples.setdefault(sample.phase, []).append(sample.memory)
+    samples = grouped((sample.phase, sample.memory) for attempt in attempts for sample in attempt.memory)
     peaks = (_phase_peak(phase, samples[phase], kind) for phase in PHASES if phase in samples)
     phases = tuple(peak for peak in peaks if peak is not None)
     if not phases:

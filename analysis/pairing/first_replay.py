@@ -14,6 +14,7 @@ from statistics import median
 
 from analysis.records.run import Attempt
 from analysis.verdict.verdict import Verdict
+from launch.common.grouped import grouped
 from launch.common.text import listed
 from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
 
@@ -150,11 +151,12 @@ def _named(found: Mapping[_Place, float]) -> str:
 
 def _noise(repeats: Sequence[Attempt], steps: Sequence[int]) -> dict[_Place, float]:
     """Return the distance of eager gradients as a share of their norm: the root of its mean square over ``steps``."""
-    shares: dict[_Place, list[float]] = {}
-    for step in steps:
-        for one, two in combinations([attempt.sketches[step] for attempt in repeats], 2):
-            for place, size in _distances(one, two).items():
-                shares.setdefault(place, []).append(size / one[place].norm if one[place].norm else 0.0)
+    shares = grouped(
+        (place, size / one[place].norm if one[place].norm else 0.0)
+        for step in steps
+        for one, two in combinations([attempt.sketches[step] for attempt in repeats], 2)
+        for place, size in _distances(one, two).items()
+    )
     return {place: _root_mean_square(found) for place, found in shares.items()}
 
 
@@ -192,11 +194,8 @@ def _unexplained(replays: Sequence[_Differences]) -> dict[_Place, float]:
 
     All steps count together, because estimates from few projections scatter.
     """
-    steps: dict[_Place, list[_Difference]] = {}
-    for differences in replays:
-        for place, one in differences.items():
-            if one.norm > LEAST_NORM * one.of_all:
-                steps.setdefault(place, []).append(one)
+    every = (item for differences in replays for item in differences.items())
+    steps = grouped((place, one) for place, one in every if one.norm > LEAST_NORM * one.of_all)
     shares = {place: _root_mean_square([one.share for one in found]) for place, found in steps.items()}
     if not shares:
         return {}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from analysis.records.run import Attempt
 from analysis.verdict.verdict import Verdict
+from launch.common.grouped import grouped
 from launch.common.text import numbered
 
 _CAPTURE = "capture without the optimizer, and check whether a replay updates the parameters that it captured"
@@ -40,9 +41,8 @@ def _check_replicas(eager: Sequence[Attempt], graphed: Attempt) -> Verdict | Non
 
     Data-parallel ranks stay equal because they reduce their gradients. Their mean loss hardly shows a replay that does not.
     """
-    replicas: dict[tuple[str, ...], list[int]] = {}
-    for rank in sorted(set(graphed.parameters).intersection(*(one.parameters for one in eager))):
-        replicas.setdefault(tuple(one.parameters[rank][1] for one in eager), []).append(rank)
+    ranks = sorted(set(graphed.parameters).intersection(*(one.parameters for one in eager)))
+    replicas = grouped((tuple(one.parameters[rank][1] for one in eager), rank) for rank in ranks)
     apart = next(
         (ranks for ranks in replicas.values() if len({graphed.parameters[rank][1] for rank in ranks}) > 1), None
     )

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from analysis.records.run import Attempt, Run
+from launch.common.grouped import grouped
 
 
 def name_copies(cells: Mapping[str, tuple[Run, ...]]) -> dict[str, tuple[Run, ...]]:
     """Return the runs of ``cells``. Add a problem to each attempt whose steps and step times equal another's."""
-    found: dict[tuple[object, ...], list[str]] = {}
-    for run in (run for runs in cells.values() for run in runs):
-        for attempt in _whole_attempts(run):
-            found.setdefault(attempt.fingerprint, []).append(_name(run, attempt))
+    every = (run for runs in cells.values() for run in runs)
+    found = grouped((attempt.fingerprint, _name(run, attempt)) for run in every for attempt in _whole_attempts(run))
     return {cell: tuple(_with_problems(run, found) for run in runs) for cell, runs in cells.items()}
 
 

@@ -15,6 +15,7 @@ from analysis.records.run import Digests
 from analysis.records.steps import Floats, Integers, Metric, Steps
 from analysis.speed.steady_window import is_plausible
 from analysis.sweep.cell_results import CellResult
+from launch.common.grouped import grouped
 from launch.contract.plan import Margins
 from launch.contract.records.events import PHASES
 
@@ -210,9 +211,7 @@ def drawn_repeats(results: Sequence[CellResult]) -> Sequence[int]:
     versions: dict[int, set[Digests]] = {}
     for run in (run for result in results for run in result.runs if run.attempt):
         versions.setdefault(run.repeat, set()).add(run.attempt.digests if run.attempt else ())
-    repeats: dict[frozenset[Digests], list[int]] = {}
-    for repeat, version in sorted(versions.items()):
-        repeats.setdefault(frozenset(version), []).append(repeat)
+    repeats = grouped((frozenset(version), repeat) for repeat, version in sorted(versions.items()))
     return max(repeats.values(), key=lambda alike: (len(alike), alike[-1]), default=[])
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from analysis.report.charts import MAXIMUM_CELLS
 from analysis.sweep.cell_results import CellResult
 from analysis.verdict.verdict import VERDICTS
+from launch.common.grouped import grouped
 
 MAXIMUM_WORKLOADS = 12
 MAXIMUM_ROWS = 200
@@ -51,9 +52,7 @@ def select(results: Sequence[CellResult]) -> Selection:
 
 def _by_severity(results: Sequence[CellResult]) -> dict[str, list[CellResult]]:
     """Return the cells of each workload, the worst workload first."""
-    workloads: dict[str, list[CellResult]] = {}
-    for result in results:
-        workloads.setdefault(result.cell.workload_id, []).append(result)
+    workloads = grouped((result.cell.workload_id, result) for result in results)
     return dict(sorted(workloads.items(), key=lambda item: min(map(_severity, item[1]))))
 
 

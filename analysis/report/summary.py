@@ -18,6 +18,7 @@ from analysis.sweep.judge_cells import exit_code
 from analysis.sweep.ranking import diverging_cells, rank
 from analysis.verdict.verdict import VERDICTS, VerdictName
 from launch.common.flag_difference import flag_differences
+from launch.common.grouped import grouped
 from launch.common.text import count, first_names, one_line
 from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, RESULTS_INTACT
@@ -204,10 +205,8 @@ def _undecided(ran: Sequence[CellResult]) -> tuple[Speed, CellResult] | None:
 
 def _stopped(ran: Sequence[CellResult]) -> Iterator[str]:
     """Say where ``repeats: auto`` stopped, by the number of pairs."""
-    cells: dict[int, list[str]] = {}
-    for result in ran:
-        if result.looks and len(result.cell.repeat_ids) < result.looks[-1]:
-            cells.setdefault(len(result.cell.repeat_ids), []).append(called(result))
+    early = [result for result in ran if result.looks and len(result.cell.repeat_ids) < result.looks[-1]]
+    cells = grouped((len(result.cell.repeat_ids), called(result)) for result in early)
     for pairs, names in sorted(cells.items()):
         looks = next(result.looks for result in ran if result.looks)
         yield (

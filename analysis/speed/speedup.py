@@ -37,6 +37,7 @@ from analysis.speed.confidence_interval import (
 )
 from analysis.speed.pair_speed import PairSpeed
 from analysis.speed.trend import later_ratios
+from launch.common.grouped import grouped
 from launch.contract.model_flops import model_flops
 from launch.contract.spec import RunSpec
 
@@ -327,10 +328,7 @@ def not_on_the_clock(pairs: Sequence[PairSpeed]) -> str:
 
 def not_alternating(pairs: Sequence[PairSpeed]) -> str:
     """Return why repeats of one allocation did not alternate, or an empty text."""
-    spans: dict[str, list[tuple[float, float]]] = {}
-    for pair in pairs:
-        first, last = sorted((pair.eager_began, pair.graphed_began))
-        spans.setdefault(pair.allocation, []).append((first, last))
+    spans = grouped((pair.allocation, sorted((pair.eager_began, pair.graphed_began))) for pair in pairs)
     for found in map(sorted, spans.values()):
         if any(later[0] < earlier[1] for earlier, later in itertools.pairwise(found)):
             return (

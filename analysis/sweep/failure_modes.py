@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.sweep.cell_results import CellResult
+from launch.common.grouped import grouped
 from launch.contract.outcomes import Outcome
 
 
@@ -27,13 +28,14 @@ class FailureMode:
 
 def failure_modes(results: Sequence[CellResult]) -> tuple[FailureMode, ...]:
     """Return failures of runs, the most frequent first, then rejections. Equally frequent ones keep the plan's order."""
-    failed: dict[tuple[str, str], list[tuple[CellResult, str, str]]] = {}
-    rejected: dict[tuple[str, str], list[tuple[CellResult, str, str]]] = {}
-    for result in results:
-        for key, outcome in _failures(result):
-            failed.setdefault(key, []).append((result, outcome.message, outcome.remedy))
-        for reason in result.cell.reasons if result.cell.state == "rejected" else ():
-            rejected.setdefault((reason.rule, "rejected by a rule"), []).append((result, reason.message, reason.remedy))
+    failed = grouped(
+        (key, (result, outcome.message, outcome.remedy)) for result in results for key, outcome in _failures(result)
+    )
+    rejected = grouped(
+        ((reason.rule, "rejected by a rule"), (result, reason.message, reason.remedy))
+        for result in results
+        for reason in (result.cell.reasons if result.cell.state == "rejected" else ())
+    )
     by_count = sorted(failed.items(), key=lambda item: -len(item[1]))
     return tuple(_mode(key, found) for key, found in (*by_count, *rejected.items()))
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from analysis.sweep.cell_results import CellResult, eager_results
 from analysis.sweep.fit_matrix import AT_CAPTURE, AT_REPLAY, BEFORE, FITS, state_of
+from launch.common.grouped import grouped
 
 MEMORY_METRICS = ("memory before capture", "peak memory")
 OUT_OF_MEMORY = (BEFORE, AT_CAPTURE, AT_REPLAY)
@@ -62,19 +63,14 @@ class MemoryRisk:
 def metric_changes(results: Sequence[CellResult]) -> tuple[MetricChange, ...]:
     """Return the changes by metric, then by graph configuration in the plan's order."""
     baselines = eager_results(results)
-    changes: dict[tuple[ChangedMetric, str], list[CellChange]] = {}
-    for result in results:
-        baseline = baselines.get(result.cell.workload_id)
-        if baseline is not None and _is_evidence(result):
-            for metric, change in _changes(baseline, result).items():
-                changes.setdefault((metric, result.spec.cuda_graph.label), []).append(change)
-    order: tuple[ChangedMetric, ...] = ("step time", "model TFLOP/s/GPU", "memory before capture", "peak memory")
-    return tuple(
-        MetricChange(metric, graphs, tuple(cells))
-        for next_metric in order
-        for (metric, graphs), cells in changes.items()
-        if metric == next_metric
+    changes = grouped(
+        ((metric, result.spec.cuda_graph.label), change)
+        for result in results
+        if result.cell.workload_id in baselines and _is_evidence(result)
+        for metric, change in _changes(baselines[result.cell.workload_id], result).items()
     )
+    by_metric = sorted(changes.items(), key=lambda item: get_args(ChangedMetric).index(item[0][0]))
+    return tuple(MetricChange(metric, graphs, tuple(cells)) for (metric, graphs), cells in by_metric)
 
 
 def memory_risks(results: Sequence[CellResult]) -> tuple[MemoryRisk, ...]:

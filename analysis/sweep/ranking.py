@@ -25,6 +25,7 @@ from analysis.speed.step_time import StepTime
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.labels import task_words
 from analysis.sweep.loss_trajectory import describe_divergence
+from launch.common.grouped import grouped
 from launch.common.text import count
 from launch.contract.model_flops import model_flops, tokens_per_step
 from launch.contract.spec import Device, RunSpec
@@ -134,11 +135,8 @@ def diverging_cells(results: Sequence[CellResult]) -> tuple[tuple[CellResult, st
 
 
 def _tasks(results: Sequence[CellResult]) -> dict[tuple[str, Device], list[CellResult]]:
-    tasks: dict[tuple[str, Device], list[CellResult]] = {}
-    for result in results:
-        if result.cell.state == "run":
-            tasks.setdefault((result.cell.task_id, "cuda" if result.on_gpu else "cpu"), []).append(result)
-    return tasks
+    ran = (result for result in results if result.cell.state == "run")
+    return grouped(((result.cell.task_id, result.spec.placement.device), result) for result in ran)
 
 
 def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Ranking | None:

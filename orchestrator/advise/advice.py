@@ -6,7 +6,6 @@ with many short kernels, there is much to gain.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from analysis.limits.speedup_bound import HOST_PART, NEAR, EagerStep, eager_step
 from analysis.records.load import Records
 from analysis.records.run import Attempt, Run
 from launch.common.atomic_files import members
+from launch.common.grouped import grouped
 from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_PARTS
 from launch.contract.plan import Cell, Reason
 from launch.contract.records.inspection import KINDS, Finding, FindingKind, Inspection
@@ -226,10 +226,8 @@ def sort_points(candidates: Candidates, cell: Cell, breaks: bool) -> tuple[CudaG
 
 def _group_rejections(candidates: Candidates) -> Mapping[Reason, tuple[str, ...]]:
     """Group rejections by rule and fix, with the first message of each."""
-    groups: dict[tuple[str, str], list[tuple[Reason, str]]] = defaultdict(list)
-    for graph, reasons in candidates.items():
-        for reason in reasons:
-            groups[reason.rule, reason.remedy].append((reason, graph.label))
+    found = ((reason, graph.label) for graph, reasons in candidates.items() for reason in reasons)
+    groups = grouped(((reason.rule, reason.remedy), (reason, label)) for reason, label in found)
     return {group[0][0]: tuple(label for _, label in group) for group in groups.values()}
 
 

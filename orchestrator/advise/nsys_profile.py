@@ -12,14 +12,15 @@ import sqlite3
 import subprocess
 import tempfile
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from analysis.report.sections.tables import table
+from launch.common.grouped import grouped
 from orchestrator.errors import input_error
 
 WINDOW = "measure"
@@ -169,9 +170,7 @@ def describe_profile(work: Mapping[str, Sequence[Work]], calls: Sequence[Call], 
     timed = next((one for one in ranges if one.name == WINDOW), None)
     whole = Span(min(one.start for one in everything), max(one.end for one in everything))
     window = Span(timed.start, timed.end) if timed else whole
-    by_device: dict[int, list[Work]] = defaultdict(list)
-    for one in everything:
-        by_device[one.device].append(one)
+    by_device = grouped((one.device, one) for one in everything)
     waited = [call for call in calls if call.name.startswith(WAITS) and _within(call, window)]
     return NsysProfile(
         WINDOW if timed else "",
@@ -193,20 +192,15 @@ def _within(one: Work | Call | Range, window: Span) -> bool:
 
 
 def _describe_ranges(ranges: Sequence[Range], calls: Sequence[Call], work: Iterable[Work]) -> Iterator[NamedRanges]:
-    launched: dict[tuple[int, int], list[Work]] = defaultdict(list)
-    for each in work:
-        launched[each.process, each.call].append(each)
-    of_process: dict[int, list[Call]] = defaultdict(list)
-    for call in calls:
-        if (call.process, call.id) in launched:
-            of_process[call.process].append(call)
-    begins = {process: [call.start for call in several] for process, several in of_process.items()}
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for one in ranges:
-        known = begins.get(one.process, [])
-        inside = of_process[one.process][bisect_left(known, one.start) : bisect_left(known, one.end)]
-        busy = _busy([each for call in inside for each in launched[call.process, call.id]])
-        found[re.sub(r"\d+", "*", one.name)].append((one.end - one.start, busy))
+    launched = grouped(((each.process, each.call), each) for each in work)
+    of_process = grouped((call.process, call) for call in calls if (call.process, call.id) in launched)
+
+    def busy(one: Range) -> int:
+        known = of_process.get(one.process, [])
+        first, end = (bisect_left(known, time, key=attrgetter("start")) for time in (one.start, one.end))
+        return _busy([each for call in known[first:end] for each in launched[call.process, call.id]])
+
+    found = grouped((re.sub(r"\d+", "*", one.name), (one.end - one.start, busy(one))) for one in ranges)
     for name, times in found.items():
         host, device = (sum(column) / 1e6 for column in zip(*times, strict=True))
         yield NamedRanges(name, len(times), host, device)

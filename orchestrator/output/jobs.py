@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from launch.common.grouped import grouped
 from launch.common.text import count
 from launch.slurm.job_states import stage_of
 from orchestrator.slurm.job_listing import UNHEARD, Job
@@ -70,10 +71,8 @@ def doubtful_jobs(jobs: Jobs) -> list[str]:
 
 def blocked_jobs(states: Mapping[str, RunState]) -> list[str]:
     """Return a line for each array and reason. It names jobs that cannot start until somebody acts, the reason and the fix."""
-    blocked: dict[tuple[str, str], list[Job]] = {}
-    for state in states.values():
-        if state.name == "QUEUED" and state.job is not None and blocking_reason(state.job) is not None:
-            blocked.setdefault((state.job.job_id.partition("_")[0], state.job.reason), []).append(state.job)
+    waiting = [state.job for state in states.values() if state.name == "QUEUED" and state.job is not None]
+    blocked = grouped(((job.job_id.partition("_")[0], job.reason), job) for job in waiting if blocking_reason(job))
     lines = []
     for (array, reason), jobs in blocked.items():
         row = blocking_reason(jobs[0])

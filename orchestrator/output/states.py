@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.common.atomic_files import members
+from launch.common.grouped import grouped
 from launch.common.text import align, one_line, size
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY
 from launch.contract.paths import SweepPaths
@@ -126,14 +127,11 @@ def warn_full_disk(paths: SweepPaths, states: Mapping[str, RunState]) -> None:
 
 def describe_slots(holders: Sequence[SlotHolder]) -> list[str]:
     """Return a line for each run of another sweep that holds slots for which this one waits."""
-    names: dict[SlotHolder, list[str]] = {}
-    for held in holders:
-        names.setdefault(replace(held, slot=""), []).append(held.slot)
     return [
         f"queued runs wait for slot {', '.join(slots)} of this host: {f'run {held.run_id}' if held.run_id else 'a run'} of "
         f"{held.sweep.root} has held it since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(held.since))} "
         f"(process {held.pid})"
-        for held, slots in names.items()
+        for held, slots in grouped((replace(held, slot=""), held.slot) for held in holders).items()
     ]
 
 

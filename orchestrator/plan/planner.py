@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from typing import Any
 
+from launch.common.grouped import grouped
 from launch.contract.plan import Cell, CellState, Limits, Plan, PlannedBundle, Reason
 from launch.contract.spec import RunSpec, spec_to_json
 from launch.contract.spec_ids import digest, run_id
@@ -155,11 +156,7 @@ def _bundles_if_needed(cells: Iterable[Cell], perturbed: Mapping[str, str]) -> t
 
 def _by_workload(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
     """Return the cells that will run, by workload."""
-    workloads: dict[str, list[Cell]] = {}
-    for cell in cells:
-        if cell.run_ids:
-            workloads.setdefault(cell.workload_id, []).append(cell)
-    return workloads
+    return grouped((cell.workload_id, cell) for cell in cells if cell.run_ids)
 
 
 def _interleave(cells: Sequence[Cell], looks: tuple[int, ...]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
+from launch.common.grouped import grouped
 from launch.contract.outcomes import Expectation
 from launch.contract.records.events import Phase
 from launch.contract.spec import (
@@ -114,9 +115,7 @@ def filter_cells(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tu
     if not selections:
         return tuple(cells)
     settings = [parse_setting(text) for text in selections]
-    wanted: dict[str, list[Any]] = {}
-    for key, value in settings:
-        wanted.setdefault(key, []).append(value)
+    wanted = grouped(settings)
     matching = [cell for cell in cells if all(_get_field(cell.spec, key) in wanted[key] for key in wanted)]
     found = {key: [_get_field(cell.spec, key) for cell in matching] for key in wanted}
     if absent := {

@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from launch.common.grouped import grouped
 from orchestrator.errors import input_error
 from orchestrator.targets.job_request import JobRequest
 
@@ -70,9 +71,6 @@ def _spread(requests: Mapping[str, JobRequest], loads: Sequence[float]) -> list[
 def _arrays(
     bundles: Iterable[str], requests: Mapping[str, JobRequest], chain: int | None, most: int
 ) -> Iterable[Array]:
-    groups: dict[JobRequest, list[str]] = {}
-    for bundle in bundles:
-        groups.setdefault(requests[bundle], []).append(bundle)
-    for request, group in groups.items():
+    for request, group in grouped((requests[bundle], bundle) for bundle in bundles).items():
         for first in range(0, len(group), most):
             yield Array(request, tuple(group[first : first + most]), chain)

@@ -9,6 +9,7 @@ from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import escape, figure, how_to_read, table
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.labels import layout_words
+from launch.common.grouped import grouped
 from launch.contract.plan import MINIMUM_STEPS, Margins
 
 HEADER = (
@@ -45,10 +46,7 @@ def render(report: ReportData) -> list[str]:
 
 def _selection(only: Sequence[str]) -> str:
     """Describe the cells that ``--only`` keeps: those with one of the values of each key."""
-    values: dict[str, list[str]] = {}
-    for text in only:
-        key, _, value = text.partition("=")
-        values.setdefault(key, []).append(value)
+    values = grouped((key, value) for key, _, value in (text.partition("=") for text in only))
     return " and ".join(f"{key}={' or '.join(given)}" for key, given in values.items())
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from analysis.records.run import attempts_of
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import table
 from analysis.sweep.cell_results import CellResult
+from launch.common.grouped import grouped
 from launch.contract.outcomes import Outcome
 from launch.contract.records.events import PHASES
 
@@ -48,15 +50,15 @@ def _lost(results: Sequence[CellResult], unit: str) -> str:
 
 def _between_attempts(results: Sequence[CellResult]) -> float:
     """Return the seconds without an attempt, between the first and the last attempt of each allocation, over all of them."""
-    allocations: dict[str, list[Outcome]] = {}
-    for result in results:
-        counted = [run.attempt.outcome for run in result.runs if run.attempt]
-        for outcome in (*counted, *_other_outcomes(result)):
-            allocations.setdefault(outcome.allocation, []).append(outcome)
-    spans = (
-        (max(one.ended for one in found) - min(one.started for one in found), found) for found in allocations.values()
+    outcomes = (
+        outcome
+        for result in results
+        for outcome in (*(attempt.outcome for attempt in attempts_of(result.runs)), *_other_outcomes(result))
     )
-    return sum(max(0.0, span - _length(found)) for span, found in spans)
+    return sum(
+        max(0.0, max(one.ended for one in found) - min(one.started for one in found) - _length(found))
+        for found in grouped((outcome.allocation, outcome) for outcome in outcomes).values()
+    )
 
 
 def _other_outcomes(result: CellResult) -> list[Outcome]:

@@ -12,6 +12,7 @@ from analysis.report.sections.tables import cell_text, escape, figure, how_to_re
 from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Estimate
 from analysis.verdict.curve_evidence import CurveEvidence
+from launch.common.grouped import grouped
 from launch.common.text import count, numbered
 
 PAIR_HEADER = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps compared", "largest loss difference",
@@ -82,10 +83,7 @@ def _reasons(shown: Sequence[CellResult]) -> list[str]:
     """List the reasons of verdicts and the differences of environments, once for all repeats of a cell that share them."""
     lines = []
     for result in shown:
-        repeats: dict[tuple[str, str], list[str]] = {}
-        for pair in result.pairs:
-            for reason in _pair_reasons(pair, result):
-                repeats.setdefault(reason, []).append(str(pair.repeat))
+        repeats = grouped((said, str(pair.repeat)) for pair in result.pairs for said in _pair_reasons(pair, result))
         for (verdict, text), numbers in repeats.items():
             lines.append(escape(f"- {verdict}{result.name}, {numbered('repeat', numbers)}: {text}"))
     return ["\n".join(lines)] if lines else []

@@ -13,6 +13,7 @@ from analysis.speed.speedup import BAND, MINIMUM_STEPS, Speed
 from analysis.speed.steady_window import FENCE, NOTICEABLE, RARE
 from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.sweep.host_contention import HostContention, neighbours_of
+from launch.common.grouped import grouped
 from launch.common.text import count
 
 HEADER = ("cell", "speed-up", "verdict", "steady steps", "captured", "break-even step")
@@ -115,14 +116,14 @@ def _gpu_row(result: CellResult, speed: Speed) -> list[str]:
 
 def _unlike_repeats(timed: Sequence[CellResult]) -> list[str]:
     """Name the cells whose figures are means over several machines or several versions of the software."""
-    cells: dict[tuple[str, ...], list[CellResult]] = {}
-    for result in timed:
-        if differing := differing_fields([pair.attempts[0].environment for pair in _timed_pairs(result)]):
-            cells.setdefault(differing, []).append(result)
+    cells = grouped(
+        (differing_fields([pair.attempts[0].environment for pair in _timed_pairs(result)]), result) for result in timed
+    )
     return [
         f"**Repeats differ in machine or software**: {cell_text('; '.join(differing))}. The two runs of each pair agree. "
         f"But the figures above are means over pairs that differ. Pair by pair: {'; '.join(map(_pair_by_pair, results))}."
         for differing, results in cells.items()
+        if differing
     ]
 
 
@@ -147,10 +148,7 @@ def _contention(neighbours: HostContention) -> str:
 
 def _remarks(shown: Sequence[CellResult]) -> list[str]:
     """Return a list of remarks on cells, each once, with the names of its cells."""
-    names: dict[str, list[str]] = {}
-    for result in shown:
-        for remark in _remarks_on(result):
-            names.setdefault(remark, []).append(result.name)
+    names = grouped((remark, result.name) for result in shown for remark in _remarks_on(result))
     return ["\n".join(f"- {', '.join(cells)}: {remark}" for remark, cells in names.items())] if names else []
 
 
