@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launch.common.redact import redact
+from launch.common.typed_json import from_json
 from launch.contract.model_flops import model_flops
 from launch.contract.outcomes import read_outcome
 from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.spec import read_spec
 from launch.track.attempt_content import run_summary, step_row
 from launch.track.follow import follow
-from launch.track.settings import TrackSettings, settings_from_json
+from launch.track.settings import TrackSettings
 from launch.track.tensorboard import EventFiles
 from launch.track.weights_and_biases import Session, open_attempt, publish_report
 
@@ -109,7 +110,7 @@ def main() -> None:
         sys.stdout.flush()
 
     try:
-        settings = settings_from_json(options.settings)
+        settings = from_json(TrackSettings, options.settings)
         if is_sweep:
             publish_report(SweepPaths(folder), settings, say)
         else:

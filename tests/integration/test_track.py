@@ -28,6 +28,7 @@ from analysis.curves.run_file import read_run
 from analysis.report.write_report import write_report
 from launch.common.atomic_files import JsonLines, parse_json, read_json, write_json
 from launch.common.regular_file import AppendedLines
+from launch.common.typed_json import from_json
 from launch.contract.model_flops import flops_per_token
 from launch.contract.outcomes import Outcome, OutcomeName, outcome_to_json
 from launch.contract.paths import AttemptPaths, SweepPaths
@@ -39,7 +40,7 @@ from launch.contract.records.step_metrics import StepMetrics, step_from_json
 from launch.contract.spec import CudaGraph, Device, Parallelism, Placement, RunSpec, spec_to_json
 from launch.track.__main__ import deliver
 from launch.track.attempt_content import median_step_time, step_row
-from launch.track.settings import TrackSettings, settings_from_json
+from launch.track.settings import TrackSettings
 from launch.track.weights_and_biases import sweep_token, why_offline
 from tests.records import read_metrics, write_sweep
 
@@ -485,9 +486,10 @@ def test_a_median_among_nans_is_nan() -> None:
 
 
 def test_settings_survive_json_and_refuse_an_unknown_mode() -> None:
-    assert settings_from_json(json.loads(json.dumps(dataclasses.asdict(SETTINGS)))) == SETTINGS
-    with pytest.raises(ValueError, match=r"mode='sometimes'.*offline"):
-        settings_from_json({"project": "graphs", "group": "tiny_moe", "mode": "sometimes"})
+    settings = json.loads(json.dumps(dataclasses.asdict(SETTINGS)))
+    assert from_json(TrackSettings, settings) == SETTINGS
+    with pytest.raises(TypeError, match=r"mode is 'sometimes'.*offline"):
+        from_json(TrackSettings, settings | {"mode": "sometimes"})
 
 
 def wait_for(condition: Any, seconds: float = 120.0) -> None:
