@@ -179,7 +179,7 @@ def _bound_of_launches(graphed: GraphedStep) -> Bound:
     return "host in part" if graphed.host_ms > HOST_PART * graphed.step_ms else "gaps"
 
 
-def cell_limit(pairs: Sequence[Pair], ranks: int, baseline_slowed: str = "") -> SpeedupBound:
+def cell_limit(pairs: Sequence[Pair], ranks: int, baseline_slowed: str) -> SpeedupBound:
     """Return the upper bound of a graphed cell on ``ranks`` GPUs, from its pairs with a speed-up, else from their eager runs.
 
     ``baseline_slowed`` says what slowed the baseline's GPUs down; such a baseline gives no bound.

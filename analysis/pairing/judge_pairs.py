@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 
 import numpy as np
 
@@ -76,8 +75,8 @@ def judge_pairs(
     baseline: EagerBaseline,
     spec: RunSpec,
     margins: Margins,
-    looks: int = 1,
-    elsewhere: Mapping[str, Attempt] = MappingProxyType({}),
+    looks: int,
+    elsewhere: Mapping[str, Attempt],
 ) -> tuple[tuple[Verdict, ...], Verdict | None]:
     """Return the verdict on each pair, and the worst one as the verdict on the cell (None for a cell without pairs).
 
@@ -125,11 +124,6 @@ def _not_reproducible(descriptions: Iterable[str], evidence: CurveEvidence | Non
 def _name_repeat(pair: Pair, verdict: Verdict) -> Verdict:
     """Return ``verdict`` with the repeat of ``pair`` in its reason, for the verdict on the cell."""
     return replace(verdict, reason=f"repeat {pair.repeat}: {verdict.reason}") if verdict.reason else verdict
-
-
-def _describe_unrepeatable(pairs: Sequence[Pair], baseline: EagerBaseline, spec: RunSpec) -> str:
-    """Describe records besides the curves that count which show that one side does not repeat to the bit; return "" if none do."""
-    return _describe_ends(pairs, baseline, spec) or _describe_attempts(pairs, baseline)
 
 
 def _describe_attempts(pairs: Sequence[Pair], baseline: EagerBaseline) -> str:
@@ -181,7 +175,8 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
     digests = pairs[0].attempts[1].digests
     eager, perturbed = _eager_curves(pairs, baseline.repeats.get(digests, {})), baseline.perturbed.get(digests)
     others = _other_attempts(pairs, baseline, tuple(eager.values()), margins)
-    unrepeatable = _describe_unrepeatable(pairs, baseline, spec)
+    # Records besides the curves that count may show that one side does not repeat to the bit.
+    unrepeatable = _describe_ends(pairs, baseline, spec) or _describe_attempts(pairs, baseline)
     verdict = _judge_together(eager, pairs, margins, others, perturbed, looks, unrepeatable)
     if verdict.noisy:
         # Noise does not explain a flaky attempt, and step checks cover only the attempts that count.

@@ -127,7 +127,7 @@ def interval_of(ratios: Sequence[float], family: Correction = ALONE_ONCE) -> Int
     return math.exp(centre - half), math.exp(centre + half)
 
 
-def pairs_to_narrow(ratios: Sequence[float], half_width: float, family: Correction = ALONE_ONCE) -> int | None:
+def pairs_to_narrow(ratios: Sequence[float], half_width: float, family: Correction) -> int | None:
     """Return how many pairs of the present spread have an interval of at most ``half_width``, in logarithms, on either side.
 
     Return None above ``MOST_PAIRS``. There are at least two ``ratios``; the other cells of the ``family`` get as many pairs.

@@ -130,7 +130,7 @@ class Decision:
     """How many repeats would decide. None if repeats would not, or if too many were needed."""
 
 
-def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: Correction = ALONE_ONCE) -> Decision:
+def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: Correction) -> Decision:
     """Decide on pairs that have a ratio. ``doubt`` says why the measured step cannot be right; there is then no interval."""
     if doubt:
         return Decision("INCONCLUSIVE", doubt, None, None)
@@ -161,7 +161,7 @@ def bounded(decision: Decision, bounds: RatioBounds, steps: int) -> Decision:
 def cell_speed(
     pairs: Sequence[PairSpeed],
     spec: RunSpec,
-    family: Correction = ALONE_ONCE,
+    family: Correction,
     bounds: RatioBounds = NO_BOUNDS,
     doubt: str = "",
 ) -> Speed | None:

@@ -38,7 +38,7 @@ class IncompleteCurve:
 
 
 def check_complete(
-    eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric] = METRICS
+    eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric]
 ) -> IncompleteCurve | None:
     """Return why the curves cannot be compared from ``expected[first]`` on, or None.
 

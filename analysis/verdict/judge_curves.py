@@ -64,14 +64,12 @@ def first_compared(phases: NDArray[np.str_]) -> int | None:
     return int(captures[-1]) + 1 if len(captures) else None
 
 
-def judge_exact(
-    eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric] = METRICS
-) -> Verdict | None:
+def judge_exact(eager: Curves, graphed: Curves, expected: Integers, first: int) -> Verdict | None:
     """Return the verdict of rungs 0 and 1, which need no repeats; None if they do not decide.
 
     The window starts at ``expected[first]``. ``expected`` has shape (steps,).
     """
-    found = _begin(eager, graphed, expected, first, metrics)
+    found = _begin(eager, graphed, expected, first, METRICS)
     return found if isinstance(found, Verdict) else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from launch.contract.plan import Plan
 from orchestrator import PROGRAM
 from orchestrator.cli.verbs import VERBS
 from orchestrator.errors import InputError, input_error
-from orchestrator.output.plan import warn_missing_programs, warn_outage, warn_unknown_memory, warn_unused_cluster
+from orchestrator.output.plan import warn_missing_programs
 from orchestrator.plan.input_files import check_inputs, missing_programs
 from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.plan.planner import check_budget, gpu_hours, make_plan
@@ -105,10 +106,10 @@ def find_target(arguments: argparse.Namespace, executor: Executor, profile: str)
             "leave it out, or submit with --executor slurm",
         )
     if arguments.executor == "auto" and (reason := outage()):
-        warn_outage(reason)
+        sys.stderr.write(f"{reason}: the runs start on this host\n")
     if profile:
-        warn_unused_cluster(profile)
+        sys.stderr.write(f"cluster {profile!r} is ignored: profiles are for Slurm, but the runs start on this host\n")
     host = this_host()
     if host.gpus and host.gpu_memory_gib is None:
-        warn_unknown_memory()
+        sys.stderr.write("nvidia-smi does not tell the memory of this host's GPUs: no cell is checked against it\n")
     return host

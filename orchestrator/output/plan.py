@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from launch.common.grouped import grouped
 from launch.common.text import count, size
 from launch.contract.plan import MINIMUM_STEPS, Cell, Margins, Plan, PlannedBundle, Reason
 from launch.contract.spec import RunSpec
@@ -20,18 +21,6 @@ from orchestrator.submit.batch_script import BUNDLES, CHAIN, RUN, TOKEN, BatchSc
 
 MOST_SCRIPTS = 3
 """The most batch scripts that are printed. ``plan --json`` has all."""
-
-
-def warn_unused_cluster(profile: str) -> None:
-    sys.stderr.write(f"cluster {profile!r} is ignored: profiles are for Slurm, but the runs start on this host\n")
-
-
-def warn_outage(reason: str) -> None:
-    sys.stderr.write(f"{reason}: the runs start on this host\n")
-
-
-def warn_unknown_memory() -> None:
-    sys.stderr.write("nvidia-smi does not tell the memory of this host's GPUs: no cell is checked against it\n")
 
 
 def warn_missing_programs(problems: Sequence[Problem]) -> None:
@@ -71,7 +60,7 @@ def print_plan_summary(plan: Plan) -> None:
     _print_lack_of_steps(_compared_specs(plan), plan.margins)
 
 
-def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[BatchScript] = ()) -> None:
+def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[BatchScript]) -> None:
     """Print bundles with their runs in order, batch scripts, cells that will not run and why, known faults, and forecasts."""
     print_plan_summary(plan)
     _print_step_checks(_compared_specs(plan))
@@ -186,12 +175,9 @@ def _count_bundles(*scripts: BatchScript) -> str:
 
 def _print_reasons(heading: str, cells: Sequence[tuple[str, tuple[Reason, ...]]]) -> None:
     """Print the labels of cells, grouped by their reasons."""
-    groups: dict[tuple[Reason, ...], list[str]] = {}
-    for label, reasons in cells:
-        groups.setdefault(reasons, []).append(label)
-    if groups:
+    if cells:
         print(f"\n{heading}:")
-    for reasons, labels in groups.items():
+    for reasons, labels in grouped((reasons, label) for label, reasons in cells).items():
         print("\n".join(f"  {label}" for label in labels))
         for reason in reasons:
             print(f"    [{reason.rule}] {reason.message}\n      fix: {reason.remedy}")

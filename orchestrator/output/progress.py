@@ -90,7 +90,3 @@ def print_retries(orders: Sequence[BundleOrder], excluded_nodes: Sequence[str]) 
 def print_excluded_nodes(nodes: Sequence[str]) -> None:
     if nodes:
         print(f"excluded nodes: {', '.join(nodes)}; the infrastructure failed there")
-
-
-def warn_unsubmitted_retries(reason: str) -> None:
-    sys.stderr.write(f"retries are not submitted yet: {reason}\n")

@@ -47,9 +47,9 @@ def steps_done(state: RunState, cell: Cell) -> int:
 def states_to_json(
     plan: Plan,
     states: Mapping[str, RunState],
-    jobs: Jobs | None = None,
-    holders: Sequence[SlotHolder] = (),
-    needed: Iterable[str] = (),
+    jobs: Jobs | None,
+    holders: Sequence[SlotHolder],
+    needed: Iterable[str],
 ) -> dict[str, Any]:
     """Return what ``status --json`` prints. ``needed`` are the runs that verdicts need and nobody has ordered."""
     cells = plan.cell_of_run()

@@ -36,17 +36,17 @@ def keep_sound_fixes(spec: RunSpec, reasons: tuple[Reason, ...]) -> tuple[Reason
 
 def _keep_sound(spec: RunSpec, reason: Reason, others: set[str]) -> str:
     every = alternatives(reason.remedy)
-    sound = [text for text, settings in every if not settings or _refusals(apply(spec, settings)) <= others]
+    sound = [
+        text
+        for text, settings in every
+        if not settings or {reason.rule for reason in refusals(apply(spec, settings))} <= others
+    ]
     if len(sound) == len(every):
         return reason.remedy
     if not sound:
         return f"{reason.remedy} None of these is enough alone, because another rule then rejects the cell."
     text = ", or ".join(sound)
     return f"Set {text}." if _FIELD.match(text) else f"{text[0].upper()}{text[1:]}."
-
-
-def _refusals(spec: RunSpec) -> set[str]:
-    return {reason.rule for reason in refusals(spec)}
 
 
 @lru_cache(maxsize=1024)

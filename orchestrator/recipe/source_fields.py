@@ -139,16 +139,12 @@ def _nest(fields: Mapping[str, Any]) -> Tree:
     """Nest flat fields as a recipe does: fields by section, and axes with their whole names under ``sweep: grid:``."""
     tree: Tree = {}
     for place, value in fields.items():
-        *outer, name = _split(place)
+        *outer, name = place.split(".", 2 if place.startswith("sweep.grid.") else 1)
         inner = tree
         for part in outer:
             inner = inner.setdefault(part, {})
         inner[name] = value
     return tree
-
-
-def _split(place: str) -> list[str]:
-    return place.split(".", 2 if place.startswith("sweep.grid.") else 1)
 
 
 def _outer_places(place: str) -> Iterator[str]:

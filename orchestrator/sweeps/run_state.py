@@ -75,7 +75,7 @@ def _was_needed(sweep: SweepPaths, bundle: PlannedBundle) -> bool:
     return sweep.bundle(bundle.bundle_id).order.exists() or any(sweep.run(r).attempts() for r in bundle.run_ids)
 
 
-def read_state(bundle: BundlePaths, run_id: str, jobs: Jobs | None = None) -> RunState:
+def read_state(bundle: BundlePaths, run_id: str, jobs: Jobs | None) -> RunState:
     """Return the state of one run of ``bundle``, as if the recipe expected COMPLETED."""
     (owner,) = bundle_owners(bundle.sweep, jobs, {bundle: ()})
     return _state(owner, run_id, Expectation())

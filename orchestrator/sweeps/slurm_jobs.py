@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -70,8 +70,8 @@ class JobMonitor:
         submissions = list(submissions)
         self._check_cluster(submissions)
         if self._squeue.due:
-            asked = {job.job_id: job for submission in submissions for job in _submitted_jobs(submission)}
-            if not all(job_id in self._jobs.known and self._jobs.known[job_id].ended for job_id in asked):
+            asked = {i: _SubmittedJob(i, one.name, one.time) for one in submissions for i in one.job_ids()}
+            if not all(_has_ended(self._jobs.of(job_id)) for job_id in asked):
                 self._jobs = self._ask(asked)
         return self._jobs
 
@@ -195,10 +195,6 @@ class _SubmittedJob:
     job_id: str
     name: str
     submitted: float
-
-
-def _submitted_jobs(submission: Submission) -> Iterator[_SubmittedJob]:
-    return (_SubmittedJob(job_id, submission.name, submission.time) for job_id in submission.job_ids())
 
 
 def _base(job_id: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +10,7 @@ from launch.contract.bundle import BundleOrder
 from launch.contract.errors import OrchestratorError
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
-from orchestrator.output.progress import print_retries, warn_unsubmitted_retries
+from orchestrator.output.progress import print_retries
 from orchestrator.submit.attempts_to_begin import attempts_to_begin
 from orchestrator.submit.slurm_queue import enqueue, poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
@@ -43,7 +44,7 @@ class InfrastructureRetry:
             self._not_before = time.monotonic() + PAUSE_SECONDS
             if str(error) != self._last_error:
                 self._last_error = str(error)
-                warn_unsubmitted_retries(self._last_error)
+                sys.stderr.write(f"retries are not submitted yet: {error}\n")
             return False
 
     def _orders(self, states: Mapping[str, RunState]) -> tuple[BundleOrder, ...]:

@@ -24,7 +24,7 @@ SETTING_PREFIXES = ("NCCL_", "NVTE_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", 
 def describe(device: torch.device, data_digest: str, weights_digest: str | None) -> dict[str, Any]:
     """Return the content of environment.json. ``weights_digest`` belongs to a checkpoint; None means random weights."""
     found = versions()
-    code = _code()
+    code = {**describe_commit(ROOT, ["launch"]), "digest": source_digest()}
     return {
         "versions": found,
         "code": code,
@@ -42,11 +42,6 @@ def versions() -> dict[str, str]:
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found
-
-
-def _code() -> dict[str, Any]:
-    """Return the digest of the job's source, and its commit if known."""
-    return {**describe_commit(ROOT, ["launch"]), "digest": source_digest()}
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
