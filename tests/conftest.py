@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import getpass
+import itertools
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -69,6 +71,16 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+FOLDERS = itertools.count()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a new folder. To number it, pytest's own fixture lists the folders of all tests before."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    return tmp_path_factory.mktemp(f"{name}{next(FOLDERS)}", numbered=False)
 
 
 @pytest.fixture(scope="session")
