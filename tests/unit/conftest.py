@@ -1,10 +1,11 @@
-"""Make reports cheap: draw each chart once, and start no process for a report.
+"""Make reports cheap: draw few charts, each of them once, and start no process for a report.
 
 Most sweeps of tests/records.py have the same charts, and so the same bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Hashable, Iterator
 from contextlib import redirect_stderr
@@ -17,25 +18,35 @@ import numpy as np
 import pytest
 
 from analysis.report import __main__ as report_command
-from analysis.report import plots
+from analysis.report import plots, write_report
 from analysis.report.charts import Chart
 from orchestrator.sweeps import report_process
 
+DRAW, DRAWN = plots.draw, dict[Hashable, bytes]()
 
-@pytest.fixture(scope="session", autouse=True)
-def drawn_once() -> Iterator[None]:
-    """Cache what ``analysis.report.plots`` draws in this process, by the chart's content."""
-    draw, drawn = plots.draw, dict[Hashable, bytes]()
 
-    def draw_once(chart: Chart) -> bytes:
-        key = content(chart)
-        if key not in drawn:
-            drawn[key] = draw(chart)
-        return drawn[key]
+@pytest.fixture(scope="module", autouse=True)
+def charts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Draw charts for the tests of reports alone. The other tests read what a report says, and get the key of a
+    chart's content as its file.
 
+    A report unfreezes all objects when it ends. Each later collection would scan the imports again, for seconds.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "draw", draw_once)
+        patch.setattr(plots, "draw", draw_once if request.path.parent.name == "report" else undrawn)
+        patch.setattr(write_report, "gc", SimpleNamespace(freeze=int, collect=int, unfreeze=int))
         yield
+
+
+def draw_once(chart: Chart) -> bytes:
+    key = content(chart)
+    if key not in DRAWN:
+        DRAWN[key] = DRAW(chart)
+    return DRAWN[key]
+
+
+def undrawn(chart: Chart) -> bytes:
+    return hashlib.sha256(repr(content(chart)).encode()).digest()
 
 
 @pytest.fixture(scope="session", autouse=True)
