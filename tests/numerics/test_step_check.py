@@ -199,7 +199,20 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+SLOW = pytest.mark.slow
+OF_THE_OPTIMIZER = {"a lost sample", "a frozen scalar"}
+"""Faults that a lean optimizer is tested with. Without it, bf16 sees the others."""
+
+
+@pytest.mark.parametrize(
+    ("captured", "name"),
+    [
+        pytest.param(precision, name, marks=[SLOW] if precision == "lean" and name not in OF_THE_OPTIMIZER else [])
+        for precision in ("fp32", "bf16", "lean")
+        for name in FAULTS
+    ],
+    indirect=["captured"],
+)
 def test_a_planted_fault_is_found_and_named(captured: tuple[TorchNativeEngine, torch.Tensor], name: str) -> None:
     fault, tensor = FAULTS[name]
     found = check(captured, fault)
@@ -322,9 +335,18 @@ def stale_norm(engine: TorchNativeEngine) -> Iterator[None]:
     weight.copy_(kept)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("scope", [(), ("attn",), ("attn", "moe_router", "moe_preprocess")])
-@pytest.mark.parametrize("impl", ["torch", "transformer_engine"])
+LAYER_SCOPES = ((), ("attn",), ("attn", "moe_router", "moe_preprocess"))
+
+
+@pytest.mark.parametrize(
+    ("impl", "scope", "precision"),
+    [  # Each scope is quick in one precision with torch, and in the other with transformer_engine.
+        pytest.param(impl, scope, precision, marks=[SLOW] if (i + j + k) % 2 else [])
+        for i, impl in enumerate(("torch", "transformer_engine"))
+        for j, scope in enumerate(LAYER_SCOPES)
+        for k, precision in enumerate(("fp32", "bf16"))
+    ],
+)
 def test_faults_of_layer_graphs_are_found_and_named(impl: GraphImpl, scope: tuple[str, ...], precision: str) -> None:
     model = replace(MODEL, num_moe_experts=0, moe_router_topk=0, moe_ffn_hidden_size=0) if scope == () else MODEL
     spec = replace(spec_of(CudaGraph(impl, scope, warmup_steps=1), precision), model=model)
@@ -395,7 +417,7 @@ AMPLIFIED = replace(GPT_OSS, hidden_size=32, vocab_size=64, init_std=2.0)
 """Its first layer amplifies rounding by up to 1,000 times as much as what follows it: attention and router are saturated."""
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=SLOW), pytest.param(4, marks=SLOW)])
 def test_rounding_that_the_first_layer_amplifies_is_no_fault_but_a_planted_fault_is_one(seed: int) -> None:
     """Another order of summation differs by 0.1% to 0.4% of a gradient, up to 10 times the limit that its output alone gives."""
     spec = spec_of(FULL)
@@ -618,7 +640,7 @@ PLACES = {"forward": (Layer, "forward_attention"), "backward": (GradientReductio
 @pytest.mark.parametrize(
     ("passes", "place"),
     [
-        pytest.param(passes, place, marks=[pytest.mark.slow] if (passes % 2 == 0) == (place == "forward") else [])
+        pytest.param(passes, place, marks=[SLOW] if (passes % 2 == 0) == (place == "forward") else [])
         for passes in range(4)
         for place in PLACES
     ],
