@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from launch.contract.errors import CaptureError, ReplayError
+from launch.contract.errors import ReplayError
 from launch.contract.spec import CudaGraph, Model
 from launch.engines.protocol import RankPlace, StepResult
 from launch.engines.torch_native.engine import TorchNativeEngine, build
@@ -148,16 +148,3 @@ def test_eager_micro_batches_after_the_capture_undo_the_proof() -> None:
         train(engine, COMPILED)
     stats = engine.graph_stats()
     assert (stats.replays, stats.expected_replays, stats.proven) == (0, MICRO_BATCHES * (STEPS - WARMUP), False)
-
-
-def test_failure_to_compile_is_a_capture_error() -> None:
-    torch._dynamo.reset()
-    engine = build(
-        make_spec(replace(DENSE, num_layers=1), graph=CudaGraph(impl="torch_compile", warmup_steps=0)), ALONE
-    )
-    with (
-        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",), "fx_graph_cache": False}),
-        torch._functorch.config.patch(enable_autograd_cache=False),
-        pytest.raises(CaptureError, match=r"cuda_graph\.impl='torch_compile'.*no-such-compiler"),
-    ):
-        engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
