@@ -22,15 +22,21 @@ _DECODER = json.JSONDecoder(parse_float=str)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Percentages and numbers with a comma do not match. Without a bound on the name's length, a long line would take seconds.
 _PAIR = re.compile(
-    r"([A-Za-z][A-Za-z_ /.-]{0,40}?)['\"]?(?:\s*[:=]\s*|\s+)(?:tensor\()?['\"]?"
+    r"(?<![A-Za-z\d])([A-Za-z][A-Za-z_ /.-]{0,40}?)['\"]?(?:\s*[:=]\s*|\s+)(?:tensor\()?['\"]?"
     r"([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|\.\d+|nan|inf)(?![\w]|\.\w))(?!\s*%|,\d)",
     re.IGNORECASE,
 )
-_OTHER = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test|testing|ema)\b", re.IGNORECASE)
+_OTHER = re.compile(
+    r"\b(?:val|valid|validate|validating|validation|eval|evaluate|evaluating|evaluation|test|testing|dev|ema)\b",
+    re.IGNORECASE,
+)
 """Words that mark a loss as that of an evaluation, and not of training."""
+_SUMMARY = re.compile(r"\btrain_runtime\b|^\s*train_loss\s+=")
+"""The lines with the mean loss of a whole run that Hugging Face's Trainer and its example scripts print at the end."""
 _NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)", re.IGNORECASE)
 _STEP = re.compile(r"(?<!/)(?<!/ )(?<!per )\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b(?!\s*%|,\d)", re.IGNORECASE)
 """The number of a step. A time per step (``ms/step: 83``) is none."""
+_NUMBERED = re.compile(r"(?:step|iteration|iter|epoch)$", re.IGNORECASE)
 _COMMA = re.compile(
     r"([A-Za-z][A-Za-z_ /.-]{0,40}?)['\"]?(?:\s*[:=]\s*|\s+)([-+]?\d[\d.]{0,30},\d[\d.,]{0,30})", re.IGNORECASE
 )
@@ -50,9 +56,9 @@ def column_of(name: str) -> Column | None:
 def texts_in_line(line: str) -> dict[Column, str]:
     """Return the step, loss and gradient norm in ``line``: JSON, a Python dictionary, or names followed by numbers.
 
-    Return nothing if the line has no loss, or if its words mark the loss as an evaluation's.
+    Return nothing if the line has no loss, or if its words mark the loss as that of an evaluation or of a whole run.
     """
-    if "loss" not in line.lower():
+    if "loss" not in line.lower() or _SUMMARY.search(line):
         return {}
     text = _COLOUR.sub("", line).strip()
     record = _record(text) if text.startswith("{") else {}
@@ -78,10 +84,11 @@ def comma_in_line(line: str) -> str:
 
 
 def _words_before_loss(text: str, pairs: Sequence[re.Match[str]]) -> str:
-    """Return the words before the loss, without the pairs of names and numbers."""
+    """Return the words before the loss, without the pairs of names and numbers, but with the names of steps."""
     number = next((number for number, pair in enumerate(pairs) if column_of(pair[1]) == "loss"), -1)
     ends = [0, *(pair.end() for pair in pairs[:number])]
-    return " ".join(text[end : pair.start()] for end, pair in zip(ends, pairs[: number + 1], strict=False))
+    words = [text[end : pair.start()] for end, pair in zip(ends, pairs[: number + 1], strict=False)]
+    return " ".join([*words, *(pair[1] for pair in pairs[:number] if _NUMBERED.search(pair[1]))])
 
 
 def _columns(record: Mapping[Any, Any]) -> dict[Column, str]:
