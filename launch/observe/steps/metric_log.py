@@ -63,8 +63,8 @@ class MetricLog:
         """Whether a source's lines, with or without a step number, are printed before the optimizer steps."""
         self._unnumbered: set[tuple[Metric, int]] = set()
         """The values that were printed without a step number."""
-        self.contradictions: dict[int, str] = {}
-        """Printed numbers that differ from an earlier one of the same step, by step. The earlier one counts."""
+        self._contradictions: dict[tuple[Metric, int], str] = {}
+        """Printed numbers that differ from an earlier one of the same step. The earlier one counts."""
 
     def wants(self, metric: Metric, source: Source) -> bool:
         """Return whether no better source of ``metric`` is known."""
@@ -86,14 +86,15 @@ class MetricLog:
         if self._sources.get(metric) != source:
             self._sources[metric] = source
             values.clear()
+            self._contradictions = {at: text for at, text in self._contradictions.items() if at[0] != metric}
         known, loose = values.get(step) if source == "printed" else None, (metric, step) in self._unnumbered
         if known is None or (loose and numbered):
             values[step] = value
-            self.contradictions.pop(step, None)
+            self._contradictions.pop((metric, step), None)
             (self._unnumbered.discard if numbered else self._unnumbered.add)((metric, step))
         elif loose != numbered and repr(known.read()) != repr(value.read()):
             text = f"a {metric} of {known.read():g} and one of {value.read():g} in step {step}"
-            self.contradictions.setdefault(step, text)
+            self._contradictions.setdefault((metric, step), text)
 
     def say(self, source: Source, said: Mapping[Column, float], ended: int) -> None:
         """Take what the program reported after ``ended`` steps.
@@ -117,6 +118,11 @@ class MetricLog:
     def source(self, metric: Metric) -> Source | None:
         """Return the best source with a value, or None."""
         return self._sources.get(metric)
+
+    @property
+    def contradictions(self) -> dict[int, str]:
+        """A contradiction of each step with one."""
+        return {step: text for (_, step), text in self._contradictions.items()}
 
     @property
     def first_number(self) -> int | None:

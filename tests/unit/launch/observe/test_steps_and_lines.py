@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launch.observe.steps.metric_log import MetricLog, columns_in, columns_in_line
+from launch.observe.steps.metric_log import Known, MetricLog, columns_in, columns_in_line
 from launch.observe.steps.phase_tracker import PhaseTracker
 from launch.observe.steps.step_groups import StepGroups
 
@@ -147,6 +147,16 @@ def test_the_first_loss_of_a_step_counts_and_others_contradict_it() -> None:
     found = log.at("loss", 1)
     assert found is not None and found.read() == 2.5
     assert log.contradictions == {1: "a loss of 2.5 and one of 2 in step 1"}
+
+
+def test_a_norm_hides_no_contradicting_losses_of_its_step() -> None:
+    log = MetricLog()
+    for loss in (2.5, 2.0):
+        log.say("printed", {"loss": loss}, ended=0)
+    log.add("grad_norm", "the program's own functions", 0, Known(0.5))
+    assert log.contradictions == {0: "a loss of 2.5 and one of 2 in step 0"}
+    log.say("its logger", {"loss": 2.5}, ended=1)
+    assert not log.contradictions
 
 
 def test_numbers_of_steps_may_begin_anew() -> None:
