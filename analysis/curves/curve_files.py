@@ -71,7 +71,12 @@ class CurveFiles:
         odd = np.flatnonzero((strides != np.median(strides)) | (strides <= 0)) if strides.size else strides
         if odd.size:
             at = int(odd[0])
-            raise CurveError(f"{name}: step {step[at + 1]} follows step {step[at]}; steps must be evenly spaced")
+            fix = (
+                "steps must be evenly spaced"
+                if strides[at] > 0
+                else "keep one line of each step, of one rank, and number the steps of all epochs on"
+            )
+            raise CurveError(f"{name}: step {step[at + 1]} follows step {step[at]}; {fix}")
         return step
 
     def first_after(self, capture_step: int | None) -> int:

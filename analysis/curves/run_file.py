@@ -22,6 +22,8 @@ from launch.contract.metric_names import column_of, comma_in_line, texts_in_line
 _LOGS = (".log", ".out", ".err", ".txt")
 _RANK = re.compile(r"^[0-9]+(?=: )|\b(?:rank|default)[ _:=]?[0-9]+\b", re.IGNORECASE)
 """What srun, torchrun and programs write before the lines of a rank."""
+_BAR = re.compile(r"\b(\d+)/\d+ \[[\d:]+<")
+"""The position of a progress bar: 12/120 [00:01<00:09."""
 _KNOWN = ("*tfevents*", "*.wandb", "trainer_state.json", "metrics.csv")
 """The names of known files in a folder."""
 
@@ -69,6 +71,7 @@ def _reader_of(file: Path) -> Callable[[Path], Iterator[Row]] | None:
 def _read_log(path: Path) -> Iterator[Row]:
     """Yield the steps that lines of a log show. Count them if the log numbers none, else skip lines without a number."""
     rows: list[Row] = []
+    bars: list[int | None] = []
     ranks: set[str] = set()
     for number, line in enumerate(read_text(path).replace("\r", "\n").split("\n"), start=1):
         at, settings = f"{path}, line {number}", settings_in_line(line)
@@ -77,16 +80,33 @@ def _read_log(path: Path) -> Iterator[Row]:
         if said := texts_in_line(line):
             ranks.update(rank[0] for rank in _RANK.finditer(line))
             rows.append((at, settings | {str(name): text for name, text in said.items()}))
+            bars.append(int(found[1]) if (found := _BAR.search(line)) else None)
         elif settings:
             yield at, settings
-    counts = not any("step" in row for _, row in rows)
-    if counts and len(ranks) > 1:
+    if not rows:
+        raise CurveError(f"{path}: no line shows a loss by a usual name, such as loss or lm loss")
+    numbered = [(at, row) for at, row in rows if "step" in row]
+    if not numbered and len(ranks) > 1:
         raise CurveError(
             f"{path}: lines of {', '.join(sorted(ranks)[:4])} without step numbers; keep only the lines of one rank"
         )
-    for place, (at, row) in enumerate(rows):
-        if counts or "step" in row:
-            yield at, {"step": place, **row}
+    yield from numbered or [(at, {"step": place, **row}) for place, (at, row) in enumerate(_drawn_last(rows, bars))]
+
+
+def _drawn_last(rows: Sequence[Row], bars: Sequence[int | None]) -> list[Row]:
+    """Return the rows, but of those that a progress bar draws at one of its positions only the last.
+
+    Raises:
+        CurveError: a bar leaves out steps. Which ones depends on the time, and not on the step.
+    """
+    kept: list[Row] = []
+    for (at, row), before, bar in zip(rows, (None, *bars), bars, strict=False):
+        if bar is not None and bar == before:
+            kept.pop()
+        elif bar is not None and before is not None and bar > before + 1:
+            raise CurveError(f"{at}: the progress bar goes from {before} to {bar}; log the loss of every step")
+        kept.append((at, row))
+    return kept
 
 
 def _read_trainer_state(path: Path) -> Iterator[Row]:

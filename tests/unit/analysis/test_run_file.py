@@ -71,6 +71,29 @@ def test_a_log_without_numbers_of_steps_counts_them(tmp_path: Path) -> None:
     assert [step for step, _, _ in shown(tmp_path / "train.log")] == [0, 1, 2]
 
 
+BAR = "\r 3%|#  | {}/40 [00:01<00:09,  9.8it/s, loss={}]"
+
+
+def test_a_progress_bar_that_is_drawn_again_shows_no_other_step(tmp_path: Path) -> None:
+    drawn = [(1, 2.5), (2, 2.5), (2, 2.25), (3, 1.125), (3, 1.125), (1, 1.0)]
+    (tmp_path / "train.log").write_text("".join(BAR.format(*at) for at in drawn))
+    assert [row[:2] for row in shown(tmp_path / "train.log")] == [(0, 2.5), (1, 2.25), (2, 1.125), (3, 1.0)]
+
+
+def test_a_progress_bar_that_leaves_out_steps_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(BAR.format(1, 2.5) + BAR.format(3, 2.25))
+    with pytest.raises(CurveError, match="progress bar goes from 1 to 3; log the loss of every step"):
+        read_run(tmp_path / "train.log")
+    (tmp_path / "numbered.log").write_text("step 1 loss 2.5" + BAR.format(1, 2.5) + BAR.format(3, 2.25))
+    assert [row[:2] for row in shown(tmp_path / "numbered.log")] == [(1, 2.5)]
+
+
+def test_a_log_without_a_loss_says_so(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("epoch 1 train_loss_step=2.5\n")
+    with pytest.raises(CurveError, match="no line shows a loss by a usual name"):
+        read_run(tmp_path / "train.log")
+
+
 def test_a_log_with_numbers_of_steps_has_other_losses_too(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(
         "loss: 9.0\nstep 5 loss 2.5\nstep 6 loss 2.25\naverage of the epoch: loss 2.3\n"
