@@ -7,6 +7,7 @@ two units still counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -34,7 +35,7 @@ _MORE_DIGITS = "record it in float32, and print nine digits (%.9g)"
 class PrintPrecision:
     """How finely ``file`` records a metric.
 
-    ``unit`` is the column's unit, and ``widest`` is the largest unit of any step. Both are measured as the metric's differences
+    ``unit`` is the column's unit, and ``widest`` is the largest unit of any magnitude. Both are measured as the metric's differences
     are: gradient norms relative to eager.
     """
 
@@ -55,14 +56,34 @@ def insufficient_precision(files: CurveFiles, first: int, margins: Margins) -> d
 def _coarsest(files: CurveFiles, metric: Metric, first: int) -> PrintPrecision:
     window = slice(first, min(len(curve.steps) for curve in files.curves.values()))
     units = {name: _units(curve, metric)[window] for name, curve in files.curves.items()}
+    values = {name: curve.steps.of(metric)[window] for name, curve in files.curves.items()}
+    widest = {name: _with_trailing_zeros(unit, values[name]) for name, unit in units.items()}
     if metric == "grad_norm":
         norms = {name: np.abs(steps.grad_norm[window]) for name, steps in files.sides[0].items()}
         sizes = [np.maximum(norm, units[name]) for name, norm in norms.items()]
         with np.errstate(all="ignore"):
-            units = {name: np.nan_to_num(unit / np.mean(sizes, axis=0), nan=0.0) for name, unit in units.items()}
+            units, widest = (
+                {name: np.nan_to_num(unit / np.mean(sizes, axis=0), nan=0.0) for name, unit in each.items()}
+                for each in (units, widest)
+            )
     of_column = {name: float(np.sort(unit)[int(_QUANTILE * (len(unit) - 1))]) for name, unit in units.items()}
     name = max(of_column, key=lambda name: of_column[name])
-    return PrintPrecision(of_column[name], max(float(unit.max()) for unit in units.values()), name)
+    return PrintPrecision(of_column[name], max(float(unit.max()) for unit in widest.values()), name)
+
+
+def _with_trailing_zeros(units: Floats, values: Floats) -> Floats:
+    """Return ``units`` without those that come from omitted zeros: 2.100 is often stored as 2.1. Shape (steps,).
+
+    Numbers of one decimal and binary magnitude have one unit, in any format. A unit that few of them exceed is theirs.
+    """
+    with np.errstate(all="ignore"):
+        magnitudes = np.stack([np.frexp(values)[1], np.nan_to_num(np.floor(np.log10(np.abs(values))), neginf=0.0)])
+    units = units.copy()
+    for magnitude in np.unique(magnitudes, axis=1).T:
+        same = (magnitudes == magnitude[:, None]).all(axis=0)
+        ordered = np.sort(units[same])
+        units[same] = np.minimum(units[same], ordered[math.ceil(_QUANTILE * (len(ordered) - 1))])
+    return units
 
 
 def _units(curve: Curve, metric: Metric) -> Floats:

@@ -685,3 +685,19 @@ def test_metrics_of_runs_are_read_as_they_are(tmp_path: Path, capsys: pytest.Cap
     assert judged(capsys, files[False], files[True], "--capture-step", "3").startswith("BITWISE")
     files = metrics_files(write_sweep(tmp_path / "nan", edit=late_nan))
     assert judged(capsys, files[False], files[True], "--capture-step", "3").startswith("DIVERGED\nfirst at step 80")
+
+
+@pytest.mark.parametrize("form", ["{:.3f}", "{!r}"], ids=["all zeros", "no trailing zeros"])
+def test_omitted_zeros_hide_no_difference_of_many_margins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    curves = [np.round(FALLING + noise(seed, 1e-4), 3) for seed in range(3)]
+    for curve in curves:
+        curve[[10, 30]] = np.round(FALLING[[10, 30]], 1)
+    losses = [curves[0], curves[1], curves[2] + 0.05]
+    files = []
+    for name, loss in zip(("e1", "e2", "g"), losses, strict=True):
+        files.append(tmp_path / name)
+        rows = [f"{step},{form.format(round(value, 3))}" for step, value in enumerate(loss.tolist())]
+        files[-1].write_text("\n".join(["step,loss", *rows]))
+    assert judged(capsys, files[:2], files[2:]).startswith("DIVERGED\n")
