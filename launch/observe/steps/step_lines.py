@@ -188,4 +188,8 @@ class StepLines:
                     f"the program shows no {metric} of its {ended} steps: describe its lines in command.pattern, print it in JSON "
                     "lines, or call launch.observe.step(loss=..., grad_norm=...) at the end of each step"
                 )
-        return f"the program shows the loss or gradient norm of too few of its {ended} steps: log every step"
+        missing = "loss" if self.log.at("loss", self.written) is None else "grad_norm"
+        return (
+            f"the program shows no {missing} of step {self.written} of its {ended} steps, counted from 0: log every step, or call "
+            "launch.observe.step(loss=..., grad_norm=...) at the end of each step"
+        )
