@@ -31,8 +31,9 @@ _OTHER = re.compile(
     re.IGNORECASE,
 )
 """Words that mark a loss as that of an evaluation, and not of training."""
-_SUMMARY = re.compile(r"\btrain_runtime\b|^\s*train_loss\s+=")
-"""The lines with the mean loss of a whole run that Hugging Face's Trainer and its example scripts print at the end."""
+_SUMMARY = re.compile(r"\btrain_runtime\b|^\s*train_loss\s+=|^step \d+: train loss \S+, val loss ")
+"""The lines with the mean loss of a whole run that Hugging Face's Trainer and its example scripts print at the end, and nanoGPT's
+estimates over some batches."""
 _NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)", re.IGNORECASE)
 _STEP = re.compile(r"(?<!/)(?<!/ )(?<!per )\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b(?!\s*%|,\d)", re.IGNORECASE)
 """The number of a step. A time per step (``ms/step: 83``) is none."""

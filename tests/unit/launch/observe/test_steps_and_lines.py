@@ -76,6 +76,8 @@ LINES: dict[str, dict[str, float]] = {
     "\x1b[33mvalidate step:  1  \x1b[32mloss:  8.12345  \x1b[36mmemory:  5.20GiB(6.55%)\x1b[0m": {},
     "{'train_runtime': 1.5, 'train_steps_per_second': 9.0, 'train_loss': 2.5, 'epoch': 3.0}": {},
     "  train_loss               =     2.5": {},
+    "step 0: train loss 4.2874, val loss 4.2823": {},
+    "iter 0: loss 4.2659, time 1540.11ms, mfu -100.00%": {"step": 0, "loss": 4.2659},
     '{"split": "dev", "loss": 2.0}': {},
     "30/40 [====>...] - ETA: 0s - loss: 2.5": {"loss": 2.5},
     "step 3 took 12ms loss 2.5": {"step": 3, "loss": 2.5},
