@@ -29,11 +29,11 @@ MAXIMUM_NAMES = 3
 MESSAGE_LENGTH = 200
 """The most characters of a failed run's message in a sentence."""
 BOTTLENECKS: dict[Bound, str] = {
-    "device": "the GPU",
-    "communication": "communication, or a wait for another rank,",
-    "host": "the host",
-    "host in part": "in part the host",
-    "gaps": "the time between kernels",
+    "device": "The GPU",
+    "communication": "Communication, or a wait for another rank,",
+    "host": "The host",
+    "host in part": "In part the host",
+    "gaps": "The time between kernels",
 }
 Detail = Callable[[CellResult], str]
 
@@ -80,7 +80,9 @@ def summarise(results: Sequence[CellResult], *, quick: bool = False) -> Summary:
     )
 
 
-def _notes(results: Sequence[CellResult], decision: str, undecided: tuple[Speed, CellResult] | None) -> Iterator[str]:
+def _notes(
+    results: Sequence[CellResult], decision: str, undecided: tuple[Speed, CellResult, int] | None
+) -> Iterator[str]:
     ran = [result for result in results if result.cell.state == "run"]
     if not ran:
         yield f"No cell ran: {_count_not_run(results)}."
@@ -90,7 +92,7 @@ def _notes(results: Sequence[CellResult], decision: str, undecided: tuple[Speed,
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
     if undecided:
-        yield f"Speed undecided: {called(undecided[1])} ({undecided[0].reason})."
+        yield _speed_undecided(*undecided)
     yield from _stopped(ran)
     yield _not_ranked(ran)
     yield _fastest(ran, decision)
@@ -191,16 +193,22 @@ def _command_words(spec: RunSpec) -> tuple[list[str], list[str]]:
 
 def _expected_failures(ran: Sequence[CellResult]) -> str:
     met = [r for r in ran if r.cell.expect.outcome not in RESULTS_INTACT and not r.unexpected and not r.unfinished]
-    return f"{count('cell', len(met))} failed as expected." if met else ""
+    eager = sum(not result.cell.graphed for result in met)
+    return f"{count('cell', len(met))} failed as expected{f', {eager} of them eager' * bool(eager)}." if met else ""
 
 
-def _undecided(ran: Sequence[CellResult]) -> tuple[Speed, CellResult] | None:
-    """If no cell is FASTER, return the undecided cell with the largest measured speed-up."""
+def _undecided(ran: Sequence[CellResult]) -> tuple[Speed, CellResult, int] | None:
+    """If no cell is FASTER, return the undecided cell with the largest measured speed-up, and how many others there are."""
     timed = [(result.speed.speedup, result) for result in ran if result.passes and not result.speed.timing_doubt]
     unsure = [(speed, result) for speed, result in timed if speed and speed.verdict == "INCONCLUSIVE"]
     if not unsure or any(speed and speed.verdict == "FASTER" for speed, _ in timed):
         return None
-    return max(unsure, key=lambda item: item[0].ratio)
+    return *max(unsure, key=lambda item: item[0].ratio), len(unsure) - 1
+
+
+def _speed_undecided(speed: Speed, result: CellResult, others: int) -> str:
+    rest = f", and {count('other cell', others)} (section Speed)" if others else ""
+    return f"Speed undecided: {called(result)} ({speed.reason}){rest}."
 
 
 def _stopped(ran: Sequence[CellResult]) -> Iterator[str]:
@@ -251,10 +259,10 @@ def _nearest(ran: Sequence[CellResult]) -> str:
     if times <= 1 + NEAR and bottleneck == "device":
         saved = "Its step time equals the baseline's GPU-busy time, so graphs can save nothing more."
         return f"At the upper bound: {name}. {saved}{hardware}"
-    limit = BOTTLENECKS[bottleneck] if bottleneck else "something unknown"
+    limit = BOTTLENECKS[bottleneck] if bottleneck else "Something unknown"
     return (
-        f"Nearest to the upper bound: {name}. Its step takes {times:.2f} times the GPU computing time of its eager "
-        f"baseline, and {limit} limits it.{hardware}"
+        f"Nearest to the upper bound: {name}. Its step takes {times:.2f} times as long as the GPU computes in a step of its "
+        f"eager baseline. {limit} limits it.{hardware}"
     )
 
 

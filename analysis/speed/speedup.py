@@ -98,7 +98,7 @@ class Speed:
 
     @property
     def interval(self) -> str:
-        return "-" if self.low is None or self.high is None else f"{self.low:.2f}-{self.high:.2f}"
+        return "-" if self.low is None or self.high is None else f"{self.low:.2f} to {self.high:.2f}"
 
     @property
     def has_enough_data(self) -> bool:
@@ -293,8 +293,7 @@ def _other_intervals(
         ),
         (
             (low * least, high * most),
-            "the speed-up changes within the window, and after allowing for its changes of level and its trend the interval is "
-            "{}; measure more steps",
+            "the speed-up changes during the measured steps, and after allowing for this the interval is {}; measure more steps",
         ),
     )
 

@@ -46,7 +46,7 @@ def precision_words(spec: RunSpec) -> str:
 def task_words(spec: RunSpec) -> str:
     """Return the model, batch and precision of a task, in words. The task's digest covers more settings."""
     training = spec.training
-    batch = f"GBS={training.global_batch_size}, {training.sequence_length} tokens, {precision_words(spec)}"
+    batch = f"GBS={training.global_batch_size}, sequence length {training.sequence_length}, {precision_words(spec)}"
     return model_words(spec) if spec.engine == "command" else f"{model_words(spec)}, {batch}"
 
 

@@ -94,7 +94,7 @@ class Ranking:
     def not_slower(self) -> str:
         """Describe in words the cells that are not certainly slower than the first; "" if there are none."""
         equal, undecided = len(self.against_best("equal")), len(self.against_best("undecided"))
-        as_fast = f"within {BAND:.0%} of {count('other', equal)}" if equal else ""
+        as_fast = f"{count('other', equal)} {'is' if equal == 1 else 'are'} within {BAND:.0%}" if equal else ""
         return ", ".join(filter(None, (as_fast, f"{count('other', undecided)} may be as fast" if undecided else "")))
 
     @property

@@ -18,7 +18,7 @@ HEADER = (
     "layout",
     "implementation (effective scope)",
     "outcome",
-    "largest loss difference",
+    "largest loss difference, nats",
     "replay check",
 )
 SPEED = (

@@ -12,21 +12,24 @@ from launch.common.grouped import grouped
 from launch.contract.outcomes import Outcome
 from launch.contract.records.events import PHASES
 
+SHORTEST_WAIT = 0.05
+"""Seconds between attempts that round to a tenth."""
+
 
 def render(report: ReportData) -> list[str]:
     sides = [[result for result in report.ran if result.cell.graphed == graphed] for graphed in (False, True)]
     if not (total := sum(map(_hours, sides))):
         return []
-    unit = "GPU-hours" if any(result.on_gpu for result in report.ran) else "hours of CPU ranks"
+    unit = "GPU hours" if any(result.on_gpu for result in report.ran) else "hours of CPU ranks"
     eager, graphed = (f"{_hours(side):.3g}" for side in sides)
     found = [phase for phase in PHASES if any(phase in result.phase_seconds for result in report.ran)]
     rows = [[phase, *(f"{_seconds(side, phase):.1f} s" for side in sides)] for phase in found]
     rows += [["start and end", *(f"{_outside_phases(side):.1f} s" for side in sides)]]
     return [
         "## What this cost",
-        f"{total:.3g} {unit} in the attempts that count: {eager} eager, {graphed} graphed.{_lost(report.ran, unit)}",
-        "The table has the seconds of rank 0. Start and end are the time of an attempt before and after its phases. "
-        f"Another {_between_attempts(report.ran):.1f} s passed between the attempts of bundles.",
+        f"The attempts that count took {total:.3g} {unit}: {eager} eager, {graphed} graphed.{_lost(report.ran, unit)}",
+        "The table adds up the time of rank 0 over all runs. Probe: the profiled steps after the timed ones. Start and end: the time "
+        f"of an attempt before and after its phases.{_waited(report.ran)}",
         table(("phase", "eager runs", "graphed runs"), rows),
     ]
 
@@ -45,7 +48,12 @@ def _outside_phases(results: Sequence[CellResult]) -> float:
 
 def _lost(results: Sequence[CellResult], unit: str) -> str:
     hours = sum(_length(_other_outcomes(result)) * result.spec.parallelism.world_size for result in results) / 3600
-    return f" {hours:.3g} {unit} more were spent in other attempts." if hours else ""
+    return f" Other attempts took {hours:.3g} {unit}." if hours else ""
+
+
+def _waited(results: Sequence[CellResult]) -> str:
+    seconds = _between_attempts(results)
+    return f" {seconds:.1f} s passed between the attempts of bundles." if seconds >= SHORTEST_WAIT else ""
 
 
 def _between_attempts(results: Sequence[CellResult]) -> float:

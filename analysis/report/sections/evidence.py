@@ -15,12 +15,12 @@ from analysis.verdict.curve_evidence import CurveEvidence
 from launch.common.grouped import grouped
 from launch.common.text import count, numbered
 
-PAIR_HEADER = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps compared", "largest loss difference",
-               "largest gradient norm difference", "equal bit for bit", "step time")  # fmt: skip
+PAIR_HEADER = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps compared", "largest loss difference, nats",
+               "largest gradient norm difference, relative", "equal bit for bit", "speed-up")  # fmt: skip
 LADDER_HEADER = ("cell", "verdict", "runs, eager / graphed", "metric", "equal bit for bit", "noise floor",
                  "largest difference", "mean difference", "drift", "growth")  # fmt: skip
 LADDER_NOTES = (
-    "Gradient norms: all differences are relative to eager's norm.",
+    "Differences of losses are in nats. Those of gradient norms are relative to eager's norm.",
     "Noise floor: the largest distance of an eager run from the mean of the other eager runs.",
     "Largest difference: the largest distance of a graphed run from the mean of the eager runs.",
     "Mean difference: shown with its interval and p, the chance of so small a mean if the true mean were at the margin.",
@@ -53,17 +53,23 @@ def _pair_row(result: CellResult, pair: PairResult) -> list[str]:
     if evidence:
         figures = [
             f"{evidence.first_step} to {evidence.last_step} ({evidence.steps})",
-            f"{figure(evidence.max_loss_difference)} at {evidence.max_loss_step}",
-            f"{figure(evidence.max_grad_norm_difference)} at {evidence.max_grad_norm_step}",
+            _at_step(evidence.max_loss_difference, evidence.max_loss_step),
+            _at_step(evidence.max_grad_norm_difference, evidence.max_grad_norm_step),
             _equal_steps(evidence),
         ]
     return [result.name, str(pair.repeat), attempts, pair.verdict.verdict, *figures, _speed(result, pair)]
 
 
+def _at_step(difference: float, step: int) -> str:
+    return f"{figure(difference)} at step {step}" if difference else "0"
+
+
 def _equal_steps(evidence: CurveEvidence) -> str:
     """Return how many leading steps are equal: graphed to eager, and eager runs among themselves if they differ."""
     among_eager = f"; eager runs among themselves {evidence.eager_prefix}"
-    equal = f"first {evidence.bitwise_prefix} of {evidence.steps} steps"
+    equal = {0: "no step", evidence.steps: f"all {count('step', evidence.steps)}"}.get(
+        evidence.bitwise_prefix, f"first {evidence.bitwise_prefix} of {evidence.steps} steps"
+    )
     return equal + (among_eager if evidence.eager_prefix < evidence.steps else "")
 
 
@@ -141,7 +147,7 @@ def _rung_row(result: CellResult, evidence: CurveEvidence, metric: Metric) -> li
         METRIC_NAMES[metric],
         _equal_steps(evidence),
         figure(evidence.noise_floor.of(metric)) if evidence.noise_floor else "unknown",
-        f"{figure(size)} at {step}",
+        _at_step(size, step),
         *tests,
     ]
 

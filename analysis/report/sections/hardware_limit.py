@@ -14,15 +14,17 @@ from launch.contract.records.kernels import Kernels
 
 TITLE = "## The hardware's limit"
 HEADER = (
-    "cell", "step", "limit", "limit / step", *KINDS, "TFLOP per step and GPU", "GB moved", "GB sent", "measured rates",
+    "cell", "step", "limit", "limit / step", *KINDS, "TFLOP per step and GPU", "GB read and written", "GB sent", "measured rates",
 )  # fmt: skip
 NOTES = (
     "Limit: the time that this GPU needs for the step's work if nothing is late: operations at the rate of a large matrix product, "
     "and bytes at the bandwidth of a large copy. Each kind of work counts with the longer of its two "
     "times, and the limit is the sum over the kinds. Slow kernels lengthen the GPU-busy time of the upper bound, but not this "
-    "limit.",
+    "limit (docs/limits.md).",
     "Limit / step: the share of the step that the hardware needs. Faster kernels and less waiting can save at most the rest, "
     "unless different kinds of work overlap.",
+    "Dense to optimizer: the part of each kind of work in the limit. Dense: matrix products of linear layers. Grouped: those of "
+    "experts. Logits: that of the output layer. Elementwise: norms, residual additions, activations, dispatch and loss.",
     "Work: that of the rank with the longest limit, counted from the recipe with an even load of experts. "
     "Communication and the bubble of a pipeline take no time in the limit. GB sent: a lower bound on what a rank sends.",
     "Measured rates: each rank measures its GPU after its last step, in a short burst. The best of all ranks and runs counts. "

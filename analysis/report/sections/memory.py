@@ -18,13 +18,14 @@ MOST_NAMES = 20
 """The most cells in a field of the first table."""
 PHASES: tuple[Phase, ...] = ("build", "warmup", "capture", "settle", "measure")
 NOTES = (
-    "Peak of a phase: the maximum over ranks and repeats, in {kind}.",
+    "Columns build to measure: the peak of each phase, the maximum over ranks and repeats, in {kind}. Build makes the model, "
+    "warmup runs eager steps, settle runs the untimed steps after the capture, and measure runs the timed steps.",
     "Held above eager: memory that the graphed run holds at the end of phase measure, minus that of the eager run. The "
     "table has the maximum over ranks and repeats. Unlike a peak, it excludes memory that was freed before.",
 )
 NOTES_GPU = (
     "Headroom: the memory of the smallest GPU minus the peak of training.",
-    "The second table splits the peak of phase measure on the fullest rank.",
+    "State, activations, graph pool, outside: the parts of the peak of phase measure on the fullest rank.",
     "State: weights, gradients and optimizer state, computed from the recipe. For a user's program it is unknown and counts as "
     "activations.",
     "Graph pool: the allocator's memory for graphs, including captured activations.",
@@ -50,7 +51,11 @@ def _matrix(matrix: OutcomeMatrix, names: Mapping[str, str]) -> list[str]:
         ]
         for before in matrix.eager
     ]
-    return [table(["eager baseline / graphed cell", *matrix.graphed], rows)] if matrix.labels else []
+    return (
+        [table(["eager baseline ended (row) / graphed cells ended (column)", *matrix.graphed], rows)]
+        if matrix.labels
+        else []
+    )
 
 
 def _cells(names: Sequence[str]) -> str:

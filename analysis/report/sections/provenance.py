@@ -15,12 +15,12 @@ from launch.common.text import count
 def render(report: ReportData) -> list[str]:
     attempts, plan = [a for result in report.ran for a in attempts_of(result.runs)], report.sweep.plan
     described = [attempt.environment for attempt in attempts if attempt.environment]
-    blocks = ["## Provenance", f"Exit code {report.summary.exit_code}."]
+    blocks = ["## Provenance", f"The sweep ends with exit code {report.summary.exit_code} (docs/commands.md)."]
     if described:
         rows = [
             (key, _value(found, len(described))) for key, found in provenance(described).items() if _is_told(key, found)
         ]
-        blocks += [f"The table covers {count('run', len(described))} with an outcome.", table(("key", "value"), rows)]
+        blocks += [f"The table covers {count('run', len(described))}.", table(("key", "value"), rows)]
     if undescribed := len(attempts) - len(described):
         blocks.append(f"{count('run', undescribed).capitalize()} ended before describing the environment.")
     return [*blocks, f"Resolved recipe, from {escape(plan.recipe_file)}:", code_block(redact(plan.recipe), "yaml")]

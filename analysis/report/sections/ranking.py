@@ -87,5 +87,5 @@ def _row(place: int, cell: Ranked, ranking: Ranking, names: Mapping[str, str]) -
 
 def _time(cell: Ranked, unit: float, suffix: str) -> str:
     step = cell.step
-    spread = f" ({step.low / unit:.2f}-{step.high / unit:.2f})" if step.runs > 1 else ""
+    spread = f" ({step.low / unit:.2f} to {step.high / unit:.2f})" if step.runs > 1 else ""
     return f"{step.milliseconds / unit:.2f}{suffix}{spread}"

@@ -26,8 +26,8 @@ NOTES = (
     "All cells with a verdict are judged together, as one family of tests. The intervals are so wide that the chance of any "
     f"wrong FASTER or SLOWER among them is {ALPHA:.0%}.",
     "A verdict must also survive four checks: outliers, drift between repeats, the order of runs, and changes within the window.",
-    "Steady steps: the number of steps in the window. It has the steps that both runs measured, without settling steps. A "
-    "speed that lasts for the whole window counts as steady. Longer runs show whether it lasts.",
+    "Steady steps: the number of steps in the window, which has the steps that both runs measured, without settling steps. A "
+    "slow phase that fills the whole window does not show. Longer runs show it.",
     f"Outliers: steps further from their run's median than {FENCE:g} robust standard deviations and {NOTICEABLE:.0%}. Both "
     f"sides leave them out, unless outliers are more than {RARE:.0%} of a run, or one side has significantly more of them. "
     "Then all steps count.",

@@ -11,7 +11,7 @@ from analysis.sweep.cell_results import CellResult
 HEADER = (
     "cell", "eager step", "GPU busy (computing)", "launch-bound (not computing)", "host",
     "upper bound (computing)", "kernels per step, eager / graphed", "graph launches per step", "graphed step",
-    "times busy (computing)", "attained (computing)", "bottleneck",
+    "graphed step / GPU busy (computing)", "attained (computing)", "bottleneck",
 )  # fmt: skip
 NOTES = (
     "Upper bound: the eager step time divided by the time for which the GPU is busy in that step. Graphs save host time and no "
@@ -19,9 +19,9 @@ NOTES = (
     "GPU busy, computing and host: measured on the eager baseline over a few steps after the timed ones. With several ranks, "
     "busy is the figure of the least busy rank. Computing and host are the figures of the slowest rank.",
     "Host: the time in which the host enqueues a step. It has no figure if the host waits for the GPU within a step.",
-    "Brackets: the figure without kernels that communicate. Such kernels also wait for other ranks, whose hosts become faster "
-    "with graphs. If they take much of a rank's busy time, only the figure in brackets is a bound. A real step also takes time "
-    "to transfer data and to wait for other ranks.",
+    "(Computing): the figure in brackets, without kernels that communicate. Such kernels also wait for other ranks, whose hosts "
+    "become faster with graphs. If they take much of a rank's busy time, only the figure in brackets is a bound. A real step also "
+    "takes time to transfer data and to wait for other ranks.",
     "Launch-bound: the share of the eager step in which a GPU is idle. It has no figure if kernels waited longer in the trace "
     "than in the timed steps.",
     "Attained: the share of that idle time that graphs saved. It has a figure if the idle time was more than "
@@ -75,7 +75,7 @@ def _graphed(bound: SpeedupBound) -> list[str]:
     return [
         f"{bound.graphed.graph_launches:g}",
         f"{bound.graphed.step_ms:.2f} ms",
-        _both("-" if bound.times_busy is None else f"{bound.times_busy:.3f}", f"{bound.times_computing:.3f}"),
+        _both("-" if bound.times_busy is None else f"{bound.times_busy:.2f}x", f"{bound.times_computing:.2f}x"),
         _both(attained, _share(bound.attained_computing)),
     ]
 

@@ -302,13 +302,13 @@ def test_the_report_says_how_far_and_what_captures_cost(tmp_path: Path) -> None:
     )
     assert row.split(" | ")[1:] == [
         "20.00 ms", "16.00 ms (15.50 ms)", "20% (22%)", "19.00 ms", "1.25x (1.29x)", "1200 / 1200", "8", "17.00 ms",
-        "1.062 (1.097)", "75% (67%)",
+        "1.06x (1.10x)", "75% (67%)",
         "gaps between kernels: the GPU is idle for 1.00 ms, although the host takes 2.00 of 17.00 ms |",
     ]  # fmt: skip
     assert " | 4 graphs per rank in 2.50 s | " in text and " | 256 MiB | " in text
     assert (
-        "Nearest to the upper bound: A1. Its step takes 1.10 times the GPU computing time of its eager "
-        "baseline, and the time between kernels limits it."
+        "Nearest to the upper bound: A1. Its step takes 1.10 times as long as the GPU computes in a step of its eager "
+        "baseline. The time between kernels limits it."
     ) in report.summary
     cell = json.loads(report.json.read_text())["cells"][1]
     assert cell["capture_cost"] == {"graphs": 4, "seconds": 2.5}
@@ -322,7 +322,7 @@ def test_the_report_says_how_far_and_what_captures_cost(tmp_path: Path) -> None:
         (
             66.5,
             12.0,
-            "1.42 times the GPU computing time of its eager baseline, and communication, or a wait for another rank, limits it",
+            "1.42 times as long as the GPU computes in a step of its eager baseline. Communication, or a wait for another rank,",
         ),
         (16.8, 16.8, "At the upper bound: A1. Its step time equals the baseline's GPU-busy time"),
     ],
@@ -347,8 +347,8 @@ EP4_WHOLE = ((137.26, 110.16), (141.9, 110.03), (133.32, 110.27), (140.64, 109.8
 @pytest.mark.parametrize(
     ("graphed_ms", "graphed", "near", "attained", "bound"),
     [
-        (147.24, EP4_LAYERS, "1.310", "86%", "gaps between kernels: a GPU is idle for 7.69 ms, and the host waits"),
-        (139.3, EP4_WHOLE, "1.239", "89%", "communication: in the trace of a step, each GPU is busy for at least 133.32 ms "
+        (147.24, EP4_LAYERS, "1.31x", "86%", "gaps between kernels: a GPU is idle for 7.69 ms, and the host waits"),
+        (139.3, EP4_WHOLE, "1.24x", "89%", "communication: in the trace of a step, each GPU is busy for at least 133.32 ms "
          "and computes for at most 110.27 ms"),
     ],
 )  # fmt: skip
@@ -390,7 +390,7 @@ def test_ranks_are_at_the_limit_where_they_compute_all_the_step_in_the_graphed_r
 
     report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=pipeline))
     assert (
-        "1.04 times the GPU computing time of its eager baseline, and communication, or a wait for another rank"
+        "1.04 times as long as the GPU computes in a step of its eager baseline. Communication, or a wait for another rank"
         in report.summary
     )
     assert "busy for at least 214.60 ms and computes for at most 191.10 ms" in report.markdown.read_text()

@@ -135,7 +135,7 @@ def test_the_figure_is_the_geometric_mean_of_pairs(tmp_path: Path) -> None:
     speed = timed(tmp_path, lambda run: 16.0 if run.spec.repeat else 15.5)
     assert speed.ratio == pytest.approx(math.sqrt(20 / 16 * 20 / 15.5))
     assert speed.ratio == pytest.approx(speed.eager_ms / speed.graphed_ms)
-    assert speed.summary == "1.27x (1.04-1.55 over 2 pairs)"
+    assert speed.summary == "1.27x (1.04 to 1.55 over 2 pairs)"
     assert speed.verdict == "FASTER"
 
 
@@ -309,7 +309,7 @@ def test_a_change_within_the_window_is_no_speed_up(tmp_path: Path, repeats: int)
 
     speed = speed_of(tmp_path, edit, repeats)
     assert speed.low is not None and speed.low > 1.03
-    assert speed.verdict == "INCONCLUSIVE" and "the speed-up changes within the window" in speed.reason
+    assert speed.verdict == "INCONCLUSIVE" and "the speed-up changes during the measured steps" in speed.reason
 
 
 # --- the host's clock, and the machine --------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_what_has_not_ended_does_not_fit_yet(tmp_path: Path) -> None:
 def test_the_report_has_the_matrix_and_the_phases(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=one_is_too_large)
     text = report_text(sweep).split("## Memory")[1].split("\n## ")[0]
-    assert "| eager baseline / graphed cell | fits | OOM at capture |" in text
+    assert "| eager baseline ended (row) / graphed cells ended (column) | fits | OOM at capture |" in text
     assert "| fits | 1: A1 | 1: A2 |" in text
     peaks, parts, forecasts = (line for line in text.splitlines() if line.startswith("| A1 |"))
     assert peaks.split(" | ")[1:] == [

@@ -269,7 +269,7 @@ def test_the_report_names_the_fastest_and_what_it_rests_on(tmp_path: Path) -> No
     report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=same_task_times))
     text = report.markdown.read_text().split("## Ranking")[1].split("\n## ")[0]
     assert "Fastest: A2, 12.00 ms per step on 1 GPU. The runs used 1 allocation." in text
-    assert "| 3 | A0 | graphs=eager | 1 | 20.00 ms (20.00-20.00) |" in text
+    assert "| 3 | A0 | graphs=eager | 1 | 20.00 ms (20.00 to 20.00) |" in text
     assert "Turn graphs on: `full_iteration` (A2) is 1.67x faster (" in report.summary
     (ranking,) = json.loads(report.json.read_text())["rankings"]
     assert [round(cell["relative"], 3) for cell in ranking["cells"]] == [1.0, 1.333, 1.667]
@@ -284,7 +284,7 @@ def same_task_times(run: AttemptRecord) -> None:
 def test_a_cpu_is_ranked_by_ratios_alone(tmp_path: Path) -> None:
     report = write_report(write_sweep(tmp_path, edit=same_task_times))
     text = report.markdown.read_text().split("## Ranking")[1].split("\n## ")[0]
-    assert "1.67 (1.67-1.67)" in text
+    assert "1.67 (1.67 to 1.67)" in text
     assert " ms" not in text and "tokens/s" not in text
     (ranking,) = json.loads(report.json.read_text())["rankings"]
     assert "step_ms" not in ranking["cells"][0] and "tflops" not in ranking["cells"][0]
