@@ -64,6 +64,7 @@ def summarise(results: Sequence[CellResult], *, quick: bool = False) -> Summary:
     """Summarise a sweep. A ``quick`` one (Margins.mode) has too few steps to judge speed."""
     unvalidated, decision = _describe_unvalidated(results), headline(results, quick=quick)
     lack = f"**{'Not all' if decision else 'Nothing'} was validated**: {unvalidated}." if unvalidated else ""
+    lack += " `plan` prints the fixes." if unvalidated and any(result.cell.reasons for result in results) else ""
     undecided = None if quick else _undecided([result for result in results if result.cell.state == "run"])
     verdicts = Counter(result.verdict.verdict for result in results if result.verdict)
     cells = Counter(str(result.cell.state) for result in results)
@@ -110,8 +111,11 @@ def _describe_unvalidated(results: Sequence[CellResult]) -> str:
     missing = [result for result in graphed if not some or result.cell.state == "not_runnable"]
     if not missing:
         return "" if graphed else "the plan has no graphed cell"
-    reasons = (", ".join(f"{why.rule}: {why.message}" for why in result.cell.reasons[:1]) for result in missing)
-    names = [f"`{result.cell.label}` ({reason})" for result, reason in zip(missing, reasons, strict=True)]
+    labels: dict[str, list[str]] = {}
+    for result in missing:
+        reason = ", ".join(f"{why.rule}: {why.message}" for why in result.cell.reasons[:1])
+        labels.setdefault(reason, []).append(f"`{result.cell.label}`")
+    names = [f"{first_names(each, MAXIMUM_NAMES)} ({reason})" for reason, each in labels.items()]
     lack = f"{len(missing)} of {count('graphed cell', len(graphed))}" if some else "no graphed cell"
     could = "cannot run on this host or cluster" if some else "could run"
     return f"{lack} {could}. Not validated: {first_names(names, MAXIMUM_NAMES)}"

@@ -27,10 +27,10 @@ OF_EVERY_COMMAND: Mapping[ExitCode, str] = {
 }
 _LOST = "the system failed, or a run was lost or never began"
 _REPORT = {
-    ExitCode.PASS: "every verdict passes, and every outcome is as expected",
+    ExitCode.PASS: "every loss verdict passes, whatever the speed verdicts, and every outcome is as expected",
     ExitCode.UNFINISHED: _LOST,
-    ExitCode.FAILED: "a verdict failed, an outcome was unexpected, or a pair is INCOMPARABLE",
-    ExitCode.INCONCLUSIVE: "nothing failed, but verdicts are inconclusive, or graphed cells could not run here (0 with --allow-empty)",
+    ExitCode.FAILED: "a loss verdict is DIVERGED or INCOMPARABLE, or an outcome was unexpected",
+    ExitCode.INCONCLUSIVE: "nothing failed, but a loss verdict is INCONCLUSIVE, or graphed cells could not run here (0 with --allow-empty)",
 }
 OWN: Mapping[str, Mapping[ExitCode, str]] = {
     "sweep": _REPORT,

@@ -50,7 +50,7 @@ RULES: tuple[Rule, ...] = (
         "layout.expert_world", ("parallelism.etp", "parallelism.ep", "parallelism.pp", "parallelism.world_size"),
         "etp * ep * pp must divide the number of ranks",
         _experts_unplaceable,
-        fix="Lower ep or etp, or add nodes, until etp * ep * pp divides the ranks.",
+        fix="Lower ep or etp, or raise resources.gpus_per_node or resources.nodes, until etp * ep * pp divides the ranks.",
         source=f"{MCORE}parallel_state.py:792",
     ),
     Rule(

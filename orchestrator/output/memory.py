@@ -22,7 +22,7 @@ GROUPS: dict[Held, str] = {
 }
 UNKNOWN_ERROR = "It assumes that memory grows linearly with this flag. How far that is off is unknown"
 UNMEASURED = "Formulas of {} come from the code alone. How far they are off is unknown"
-RELIABILITY = "How far forecasts were off: docs/results/forecast/report.md"
+RELIABILITY = "docs/results/forecast/report.md shows how far forecasts were off"
 
 
 def warn_of_memory(plan: Plan, memory: MemoryCheck) -> None:

@@ -124,12 +124,14 @@ def _print_step_checks(specs: Sequence[RunSpec]) -> None:
 def _print_memory(plan: Plan, memory: MemoryCheck) -> None:
     ranks = memory.forecasts(plan)
     if ranks:
-        print(f"\nGPU memory of the fullest rank, by forecast (--explain memory CELL prints its terms. {RELIABILITY}):")
+        print("\nGPU memory of the fullest rank, by forecast:")
     for cell in plan.cells:
         if rank := ranks.get(cell.cell_id):
             print(f"  {size(rank.peak):>10}  {cell.label}" + f"  ({rank.remark})" * bool(rank.remark))
             if warning := memory.warning(cell):
                 print(f"    {warning}")
+    if ranks:
+        print(f"--explain memory CELL prints the terms of a forecast. {RELIABILITY}.")
 
 
 def print_not_checked(matters: Sequence[str], reason: str) -> None:

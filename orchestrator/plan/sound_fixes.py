@@ -1,7 +1,7 @@
-"""Drop fixes that would lead to another refusal.
+"""Drop fixes that would lead to another refusal, or that change more than another fix does.
 
 A fix lists alternatives ("Set A, or B and C"). Alternatives that spell settings as ``field=value`` are tried on the cell, and
-those that another rule would refuse are left out.
+those that another rule would refuse are left out. If one sets all that another one sets, and more, only the shorter one stays.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ def alternatives(fix: str) -> list[tuple[str, list[str]]]:
 
 
 def keep_sound_fixes(spec: RunSpec, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
-    """Return ``reasons``, each without the alternatives that another rule refuses for ``spec``."""
+    """Return ``reasons``, each without the alternatives that another rule refuses for ``spec``, and without longer ones."""
     refused = {reason.rule for reason in reasons}
     return tuple(replace(reason, remedy=_keep_sound(spec, reason, refused - {reason.rule})) for reason in reasons)
 
 
 def _keep_sound(spec: RunSpec, reason: Reason, others: set[str]) -> str:
     every = alternatives(reason.remedy)
-    sound = [
-        text
+    passing = [
+        (text, settings)
         for text, settings in every
         if not settings or {reason.rule for reason in refusals(apply(spec, settings))} <= others
     ]
+    enough = [set(settings) for text, settings in passing if text.removeprefix("Set ") == " and ".join(settings)]
+    sound = [text for text, settings in passing if not any(fewer < set(settings) for fewer in enough)]
     if len(sound) == len(every):
         return reason.remedy
     if not sound:

@@ -88,7 +88,7 @@ class WrappedCommands:
         if not self.differences:
             raise input_error("--graphed", "it has the eager command's words", "add what turns the graphs on")
         if not common:
-            message = f"it begins with {graphed[0]!r}, and the eager one with {eager[0]!r}"
+            message = f"it begins with {graphed[0]!r}, but --eager with {eager[0]!r}"
             raise input_error("--graphed", message, "let both begin with one program, such as bash -c '...'")
         if problems := [*self._find_other_differences()]:
             raise InputError(problems)

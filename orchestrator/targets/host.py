@@ -72,7 +72,8 @@ class Host:
         if placement.device == "cuda" and placement.ranks_per_node > len(self.gpus):
             gpus = count("GPU", placement.ranks_per_node)
             message = f"the run needs {gpus} on a node, and this host has {len(self.gpus)}"
-            yield Reason("host.gpus", message, "run it on a host with more GPUs, or lower the degrees of the layout")
+            fewer = ", or lower the degrees of the layout" if self.gpus and placement.ranks_per_node > 1 else ""
+            yield Reason("host.gpus", message, f"run it on a host with {gpus}, or on a Slurm cluster{fewer}")
         if placement.device == "cpu" and spec.compiles and not self.has_compiler:
             message = "torch.compile on a CPU needs a C++ compiler, and none is found (CXX, g++ or clang++)"
             yield Reason("host.compiler", message, "Debian: apt-get install g++")
@@ -84,7 +85,9 @@ def check_software(spec: RunSpec, packages: frozenset[str] | None) -> Iterator[R
     if missing:
         training = spec.training
         setting = f"attention_backend={training.attention_backend}" if training.fp8 == "none" else f"fp8={training.fp8}"
-        needs = f"engine {spec.engine} with training.{setting} needs {' and '.join(missing)}"
+        # The megatron engine needs its packages with any setting.
+        cause = "" if spec.engine == "megatron" else f" with training.{setting}"
+        needs = f"engine {spec.engine}{cause} needs {' and '.join(missing)}"
         found = [release for package, release in _RELEASES.items() if package in (packages or ())]
         fix = f"set megatron_core='{found[0]}', which is installed, or " if found and missing[0] in _RELEASES else ""
         install = "pip install '.[gpu]' in a checkout, on a GPU host"

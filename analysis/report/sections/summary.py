@@ -65,7 +65,7 @@ def _peaks(result: CellResult, eager: CellResult | None) -> str:
     before = gib(eager.memory.peak) if eager and eager.memory and eager.memory.whole else "-"
     after = gib(result.memory.peak) if result.memory and result.memory.whole else "-"
     after = "out of memory" if result.outcome == OUT_OF_MEMORY else after
-    return f"{before} to {after}"
+    return "-" if before == after == "-" else f"{before} to {after}"
 
 
 def _verdict(result: CellResult) -> str:

@@ -105,3 +105,13 @@ def test_settings_in_fixes_are_those_of_a_cell() -> None:
     for rule in (*RULES, *(rule for rules in SUPPORT.values() for rule in rules)):
         for _, settings in alternatives(rule.fix):
             apply(RunSpec(), settings)
+
+
+def test_a_fix_that_adds_to_another_fix_is_left_out() -> None:
+    (spec,) = (
+        spec
+        for spec in refused_cells(SHIPPED / "gpt_oss_5l_megatron.yaml")
+        if spec.cuda_graph.impl == "full_iteration" and spec.placement.device == "cuda"
+    )
+    (remedy,) = (reason.remedy for reason in keep_sound_fixes(spec, refusals(spec)))
+    assert remedy.endswith(", or engine=torch_native."), "not also with another dispatcher"
