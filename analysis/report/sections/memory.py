@@ -17,8 +17,10 @@ from launch.contract.records.events import Phase
 MOST_NAMES = 20
 """The most cells in a field of the first table."""
 PHASES: tuple[Phase, ...] = ("build", "warmup", "capture", "settle", "measure")
+HOST_PHASES: tuple[Phase, ...] = ("init", *PHASES)
+"""On a CPU, imports may hold more memory than training does later."""
 NOTES = (
-    "Columns build to measure: the peak of each phase, the maximum over ranks and repeats, in {kind}. Build makes the model, "
+    "Columns up to measure: the peak of each phase, the maximum over ranks and repeats, in {kind}. Build makes the model, "
     "warmup runs eager steps, settle runs the untimed steps after the capture, and measure runs the timed steps.",
     "Held above eager: memory that the graphed run holds at the end of phase measure, minus that of the eager run. The "
     "table has the maximum over ranks and repeats. Unlike a peak, it excludes memory that was freed before.",
@@ -67,9 +69,10 @@ def _peaks(shown: Sequence[CellResult]) -> list[str]:
     if not cells:
         return []
     on_gpu = any(result.on_gpu for result, _ in cells)
-    header = ["cell", "ended", *PHASES, "held above eager", *(["headroom"] if on_gpu else [])]
+    columns = PHASES if on_gpu else HOST_PHASES
+    header = ["cell", "ended", *columns, "held above eager", *(["headroom"] if on_gpu else [])]
     kind = " or ".join(sorted({KIND_WORDS[memory.kind] for _, memory in cells}))
-    rows = [_row(result, memory, on_gpu) for result, memory in cells]
+    rows = [_row(result, memory, columns, on_gpu) for result, memory in cells]
     parts = [table(("cell", *PARTS), [_parts(result, memory) for result, memory in cells])] if on_gpu else []
     forecasts = [row for result, memory in cells if (row := _forecasts(result, memory))]
     about = [note.format(kind=kind) for note in NOTES]
@@ -88,9 +91,9 @@ def _shared(shown: Sequence[CellResult]) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def _row(result: CellResult, memory: CellMemory, on_gpu: bool) -> list[str]:
+def _row(result: CellResult, memory: CellMemory, columns: Sequence[Phase], on_gpu: bool) -> list[str]:
     phases = {phase.phase: phase for phase in memory.phases}
-    peaks = [_bytes(phases[phase].peak) if phase in phases else "-" for phase in PHASES]
+    peaks = [_bytes(phases[phase].peak) if phase in phases else "-" for phase in columns]
     row = [result.name, states_of(result), *peaks, _bytes(memory.added, signed=True)]
     return [*row, _headroom(memory.headroom, memory.device_total)] if on_gpu else row
 
