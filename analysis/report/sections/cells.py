@@ -34,7 +34,7 @@ def render(report: ReportData) -> list[str]:
     kinds = sorted({KIND_WORDS[result.memory.kind] for result in report.shown if result.memory})
     selected = f"The sweep ran only cells with {escape(_selection(only))} (--only), and their eager baselines."
     left_out = f"The tables show {shown:,} of {ran:,} cells, worst news first. report.json has all cells."
-    memory = f"Memory: the largest peak of any phase up to measure, rank and repeat, in {' or '.join(kinds)}."
+    memory = f"Memory: the largest peak of any phase (on GPUs up to measure), rank and repeat, in {' or '.join(kinds)}."
     return [
         *how_to_read(*_rules(report.sweep.plan.margins), SPEED, *([memory] if kinds else [])),
         "## Cells",
