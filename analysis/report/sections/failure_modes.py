@@ -8,7 +8,7 @@ from analysis.sweep.failure_modes import FailureMode, failure_modes
 from launch.common.text import first_names, one_line
 
 LONGEST_MESSAGE = 240
-HEADER = ("kind", "ended", "cells", "eager baselines", "message", "fix")
+HEADER = ("rule or failure class", "ended", "cells", "eager baselines", "message", "fix")
 
 
 def render(report: ReportData) -> list[str]:
@@ -30,5 +30,5 @@ def _row(mode: FailureMode) -> list[str]:
 
 def _eager(mode: FailureMode) -> str:
     if mode.eager:
-        return "fail in the same way: graphs are not the cause"
+        return f"{'fail in the same way' if mode.graphed else 'only these failed'}: graphs are not the cause"
     return "do not fail" if "rejected" not in mode.ending else "-"

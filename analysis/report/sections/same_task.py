@@ -12,7 +12,7 @@ HEADER = (
     "eager cell",
     "first loss",
     "last loss",
-    "largest loss difference",
+    "largest loss difference, nats",
     "largest gradient norm difference, relative",
 )
 NOTE = (

@@ -7,7 +7,7 @@ from analysis.report.sections.tables import how_to_read, table
 from analysis.sweep.cell_results import CellResult
 from launch.contract.records.step_check import NOISE_MULTIPLE, SMALL_DIFFERENCE, SMALL_NOISE_MULTIPLE
 
-HEADER = ("cell", "steps", "runs", "results per rank", "unequal", "largest difference, in noise", "tokens elsewhere",
+HEADER = ("cell", "steps", "runs", "results per rank", "results with other bits", "largest difference, times the noise", "tokens elsewhere",
           "longest check", "finding")  # fmt: skip
 NOTES = (
     "Each checked step is computed twice from one state: by replay, and by the same code uncaptured (docs/step_check.md).",
