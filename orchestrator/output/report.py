@@ -21,14 +21,14 @@ def print_report(paths: SweepPaths, plan: Plan) -> None:
     """Print the summary, a row for each cell, the report's path, and the command that adds repeats to decide on speed."""
     content = read_json(paths.report / "summary.json")
     summary = content["summary"]
-    lines = ["", *filter(None, [summary["headline"]]), *(f"- {note}" for note in summary["notes"]), ""]
+    lines = ["", *filter(None, [summary["headline"]]), *(f"- {note}" for note in summary["notes"])]
     print("\n".join(lines).replace("`", ""))
     rows: list[tuple[str, ...]] = [
         ("cell", "outcome", "loss verdict", "largest difference", "eager / graphed step time")
     ]
     rows += [_report_row(cell) for cell in content["cells"]]
     if content["cells"]:
-        print(*align(rows[: MOST_ROWS + 1]), sep="\n")
+        print("", *align(rows[: MOST_ROWS + 1]), sep="\n")
     if content["total_cells"] > MOST_ROWS:
         print(f"... and {content['total_cells'] - MOST_ROWS} more cells in the report")
     print(f"\nreport: {paths.report / 'report.md'}")
