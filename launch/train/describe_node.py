@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from launch.contract.records.memory import foreign_bytes
+from launch.train.telemetry.memory import sample
 from launch.train.telemetry.provenance import driver, hardware, versions
 
 _IMPORTED = ("numpy", "safetensors")
@@ -33,6 +35,7 @@ def describe_node(file: Path) -> dict[str, Any]:
         "driver": driver(),
         "versions": versions(),
         "hardware": hardware(torch.device("cuda" if has_gpu else "cpu")),
+        "foreign_bytes": [foreign_bytes(sample(torch.device("cuda", gpu))) for gpu in range(torch.cuda.device_count())],
         "cudnn": torch.backends.cudnn.version() if has_gpu else None,
         "nccl": ".".join(map(str, nccl)),
         "other_cudnn": other_cudnn(os.environ.get("LD_LIBRARY_PATH", "")),

@@ -28,6 +28,7 @@ NODE: dict[str, Any] = {
         "megatron-core": "0.16.1",
     },
     "hardware": {"gpus": ["NVIDIA H200"], "gpu_memory_bytes": [150 << 30]},
+    "foreign_bytes": [0, 0],
     "cudnn": 91900,
     "nccl": "2.28.3",
     "other_cudnn": [],
@@ -46,6 +47,7 @@ CPU = {"hardware": {"gpus": []}, "driver": None, "cudnn": None, "nccl": ""}
     (True, {"versions": {"torch": "2.11.0"}}, {"software": "warn"}),
     (True, {"other_cudnn": ["/opt/libcudnn.so.9"]}, {"cuDNN": "warn"}),
     (True, {"nccl": ""}, {"NCCL": "fail"}),
+    (True, {"foreign_bytes": [0, 40 << 30]}, {"GPU memory": "warn"}),
     (True, CPU, {"GPUs": "fail"}),
     (False, CPU, {"GPUs": "warn"}),
 ])  # fmt: skip
