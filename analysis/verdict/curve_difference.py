@@ -47,6 +47,10 @@ class Sample:
     graphed: Floats
     perturbed: Floats
 
+    def part(self, steps: slice) -> Sample:
+        """Return the differences at some ``steps`` of the window."""
+        return Sample(self.metric, self.eager[:, steps], self.graphed[:, steps], self.perturbed[:, steps])
+
     @property
     def eager_distances(self) -> Floats:
         """Each eager run minus the mean of the others, and the perturbed run minus the mean of all, shape (runs, steps).

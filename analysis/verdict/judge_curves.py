@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from analysis.records.steps import Integers, Metric, Steps
 from analysis.verdict.completeness import Curves, check_complete
-from analysis.verdict.curve_difference import METRICS, Sample
+from analysis.verdict.curve_difference import METRICS, Sample, sample_of
 from analysis.verdict.curve_evidence import Differences, MetricTests, measure_differences
 from analysis.verdict.drift import drift_of_run, leaves_margin, rise_of_line
 from analysis.verdict.equivalence_test import estimate_of, mean_within
@@ -96,9 +96,15 @@ def judge_curves(
     found = _begin(eager, graphed, expected, first, metrics, perturbed)
     if isinstance(found, Verdict):
         return found
-    samples = tuple(found.samples[metric] for metric in metrics)
+    different = _different(graphed, first, metrics) if any(margins.of(metric) > 0 for metric in metrics) else graphed
+    samples = tuple(
+        sample_of(metric, tuple(eager.values()), tuple(different.values()), slice(first, None), perturbed)
+        for metric in metrics
+    )
     evidence = replace(found.evidence, tested=_tested(found, samples, margins, looks))
-    window = ComparisonWindow(eager, graphed, expected, first, margins, samples, evidence, learnt, looks, unrepeatable)
+    window = ComparisonWindow(
+        eager, graphed, tuple(different), expected, first, margins, samples, evidence, learnt, looks, unrepeatable
+    )
     verdict = (
         diverged(window)
         or missing_floor(window)
@@ -110,6 +116,17 @@ def judge_curves(
         or Verdict("EQUIVALENT", _SINGLE if len(graphed) == 1 else "", evidence=evidence)
     )
     return name_other_causes(window, verdict) if verdict.noisy else verdict
+
+
+def _different(runs: Curves, first: int, metrics: Sequence[Metric]) -> Curves:
+    """Return the first of each set of ``runs`` that are equal bit for bit from index ``first`` on.
+
+    Equal runs have the same noise, so they show a difference as often as one run does.
+    """
+    found: dict[bytes, str] = {}
+    for name, steps in runs.items():
+        found.setdefault(b"".join(steps.of(metric)[first:].tobytes() for metric in metrics), name)
+    return {name: runs[name] for name in found.values()}
 
 
 def _begin(

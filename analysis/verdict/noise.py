@@ -5,6 +5,7 @@ The scale is that of the difference between two runs that compute the same with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ LARGEST = 4.5
 """The largest of about a hundred normally distributed differences from their median, in units of the median difference."""
 LARGEST_CORRELATED = 11.0
 """The same, in units of the median difference between neighbouring steps, at an autocorrelation of 0.98."""
+LOUD = 3.5
+"""A part of a window is loud if chance explains its variance as rarely as a normal deviate of this size: in one of 4,000 parts."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,11 @@ class NoiseScale:
     graphed: Variance | None
     source: str
 
+    def within(self, part: NoiseScale) -> NoiseScale:
+        """Return the noise in a part of the window: that of ``part`` on a side that is loud there, else that of the window."""
+        own = _loud(part.graphed, self.graphed or self.eager) if part.graphed else None
+        return NoiseScale(_loud(part.eager, self.eager) or self.eager, own or self.graphed, self.source)
+
     def of_group(self, group: int, graphed_runs: int, eager_runs: int) -> StandardError:
         """Return the standard error of the mean of a ``group`` of the graphed runs, minus the mean of all other runs."""
         others = graphed_runs + eager_runs - group
@@ -80,6 +88,15 @@ class NoiseScale:
         if self.graphed is None:
             return welch(self.eager * (eager + graphed))
         return welch(self.eager * eager, self.graphed * graphed)
+
+
+def _loud(part: Variance, whole: Variance) -> Variance | None:
+    """Return the variance of a ``part`` of a window if it is loud, else None.
+
+    The quantile of the chi-squared distribution is that of Wilson and Hilferty 1931 (doi:10.1073/pnas.17.12.684).
+    """
+    spread = 2 / (9 * part.degrees)
+    return part if part.size > whole.size * (1 - spread + LOUD * math.sqrt(spread)) ** 3 else None
 
 
 def noise_scale(sample: Sample) -> NoiseScale:

@@ -58,11 +58,14 @@ _LONGER = "train for twice as many steps: growth will leave the margin, and nois
 class ComparisonWindow:
     """Complete curves and their measurements after the capture. ``samples`` are in the order of the metrics.
 
+    Their graphed runs are those that ``different`` names: equal ones count once.
+
     ``expected`` has shape (steps,) and includes the steps before the capture; the window starts at ``expected[first]``.
     """
 
     eager: Curves
     graphed: Curves
+    different: tuple[str, ...]
     expected: Integers
     first: int
     margins: Margins
@@ -134,7 +137,7 @@ def _unproven(window: ComparisonWindow, found: Verdict, starts: Sequence[int]) -
 def _diverged(window: ComparisonWindow, place: int, sample: Sample) -> Verdict:
     metric, size = sample.metric, float(sample.largest[place])
     at = window.first + place
-    run = list(window.graphed)[int(np.argmax(np.abs(sample.graphed[:, place])))]
+    run = window.different[int(np.argmax(np.abs(sample.graphed[:, place])))]
     eager = float(np.sum([steps.of(metric)[at] / len(window.eager) for steps in window.eager.values()]))
     graphed = float(window.graphed[run].of(metric)[at])
     step = int(window.expected[at])
@@ -216,8 +219,11 @@ def exceeds_margin(window: ComparisonWindow) -> Verdict | None:
         if larger := _large_floor(window, floor, spikes=False) if floor else None:
             return larger
         if floor and size > margin + SURE_ALONE * floor.of(metric):
-            reason += f"a rare spike of noise: it is not in all of several graphed runs, and it lasts for less than {LASTING} steps"
-            return _inconclusive(window, reason, _AGAIN)
+            where = f"not in all of several different graphed runs, and it lasts for less than {LASTING} steps"
+            equal = len(window.different) < len(window.graphed)
+            return _inconclusive(
+                window, f"{reason}a rare spike of noise: it is {where}", _SEPARATE if equal else _AGAIN
+            )
         return _inconclusive(window, f"{reason}noise", _SEPARATE, noisy=True)
     return None
 
@@ -277,7 +283,7 @@ def _describe_drift(window: ComparisonWindow, tested: MetricTests) -> str:
         return ""
     late = growth.steps < window.evidence.steps
     place = f"at the end of the window, in {growth.steps} steps" if late else "over the window"
-    run = list(window.graphed)[growth.run]
+    run = window.different[growth.run]
     return f"the {name} difference grows {place}: from {growth.before:.3g} to {growth.after:.3g} ({run}), {leaves}"
 
 

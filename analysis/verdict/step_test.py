@@ -3,7 +3,8 @@
 Noise can hide a difference: the true difference may be beyond the margin although the measured one is within it. So each step
 has a limit: the margin, and a distance below ``TOLERATED`` margins. With this distance, noise hides a true difference of
 ``TOLERATED`` margins with a probability of only ``ALPHA``. If noise is below about a sixth of the margin, the limit is the
-margin. The limit does not depend on the number of steps.
+margin. The limit does not depend on the number of steps. Noise may be loud in some part of the window, such as its beginning,
+so each part of ``PART`` steps or more in which it is has limits of its own.
 
 A fault may be in one graphed run or in several. So for each group size, from one graphed run to all of them, the group that is
 farthest out at a step is compared with all other runs, eager and graphed.
@@ -11,18 +12,20 @@ farthest out at a step is compared with all other runs, eager and graphed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from analysis.statistics.standard_error import welch
 from analysis.verdict.curve_difference import Sample
-from analysis.verdict.noise import NoiseScale
+from analysis.verdict.noise import NoiseScale, noise_scale
 
 TOLERATED = 1.25
 """A true difference of this many margins does not pass. One between the margin and this may or may not pass."""
 ALPHA = 0.04
 """The probability that noise hides a true difference of ``TOLERATED`` margins at a single step."""
+PART = 20
+"""The least number of steps of a part of the window."""
 SPIKE = 0.01
 """The probability that a normal distribution with the noise of a step exceeds ``spike_limit`` anywhere in a window."""
 
@@ -39,6 +42,16 @@ class HiddenStep:
 
 def find_hidden(sample: Sample, scale: NoiseScale, margin: float, looks: int = 1) -> HiddenStep | None:
     """Return the step that may hide a true difference of ``TOLERATED`` times ``margin``, or None. ``looks`` share ALPHA."""
+    found = []
+    for steps in np.array_split(np.arange(sample.graphed.shape[1]), max(sample.graphed.shape[1] // PART, 1)):
+        part = sample.part(slice(int(steps[0]), int(steps[-1]) + 1))
+        hidden = _find_hidden(part, scale.within(noise_scale(part)), margin, looks)
+        found += [replace(step, place=step.place + int(steps[0])) for step in hidden]
+    return max(found, key=lambda step: step.size - step.limit, default=None)
+
+
+def _find_hidden(sample: Sample, scale: NoiseScale, margin: float, looks: int) -> list[HiddenStep]:
+    """Return the farthest step beyond its limit, for each group size that has one."""
     runs, eager = len(sample.graphed), len(sample.eager)
     ascending = np.sort(sample.graphed, axis=0)
     found = []
@@ -52,7 +65,7 @@ def find_hidden(sample: Sample, scale: NoiseScale, margin: float, looks: int = 1
         place = int(np.argmax(sizes))
         if not sizes[place] <= limit:
             found.append(HiddenStep(place, float(sizes[place]), max(limit, 0.0), error.size))
-    return max(found, key=lambda step: step.size - step.limit, default=None)
+    return found
 
 
 def spike_limit(sample: Sample, scale: NoiseScale, margin: float) -> float:

@@ -14,11 +14,13 @@ import pytest
 from analysis.verdict.curve_difference import Sample
 from analysis.verdict.equivalence_test import estimate_of, mean_within
 from analysis.verdict.family import holm
+from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.noise import noise_scale
 from analysis.verdict.step_test import TOLERATED, find_hidden
 from analysis.verdict.verdict import VerdictName
 from benchmarks.verdicts import (
     BEGIN,
+    CAPTURE,
     COMPARED,
     DEFECTS,
     DOCUMENT,
@@ -26,9 +28,11 @@ from benchmarks.verdicts import (
     GROWING,
     GROWN,
     LONG,
+    MARGINS,
     QUANTILE,
     SHAPES,
     Setting,
+    curve,
     defect_row,
     digest,
     noise_of,
@@ -149,6 +153,39 @@ def test_noise_hides_one_bad_step_in_one_of_twenty_windows_at_most(noise: float,
         sample = Sample("loss", runs[:2] - mean, runs[2:] - mean, NO_RUN)
         missed += find_hidden(sample, noise_scale(sample), 1.0) is None
     assert missed / 200 <= 0.07, "4% are right"
+
+
+@pytest.mark.parametrize("steps", [COMPARED, LONG])
+def test_noise_that_is_loud_at_the_start_hides_no_bad_step_there(steps: int) -> None:
+    """A single graphed run, whose noise is five times as large in the first 20 steps."""
+    random, missed = np.random.default_rng(3), 0
+    for _ in range(200):
+        runs = random.normal(0, 0.05 / math.sqrt(2), (3, steps)) * np.where(np.arange(steps) < 20, 5, 1)
+        runs[2, random.integers(20)] += TOLERATED
+        mean = runs[:2].mean(axis=0)
+        sample = Sample("loss", runs[:2] - mean, runs[2:] - mean, NO_RUN[:, :1].repeat(steps, axis=1))
+        missed += find_hidden(sample, noise_scale(sample), 1.0) is None
+    assert missed / 200 <= 0.07, "4% are right"
+
+
+def equal_runs(random: np.random.Generator, spikes: float, defect: float) -> VerdictName:
+    """Return the verdict on two equal eager runs, a perturbed one, and two equal graphed runs with a ``defect`` at one step."""
+    drawn = noise_of(random, Setting(noise=0.2, correlation=0.0, graphed=1, shape=spikes))
+    drawn[:, :, : CAPTURE + 1] = 0
+    drawn[0, 2, CAPTURE + 1 + random.integers(COMPARED)] += defect
+    eager, perturbed, graphed = (curve(drawn[:, run]) for run in range(3))
+    sides = {"eager 0": eager, "eager 1": eager}, {"graphed 0": graphed, "graphed 1": graphed}
+    expected = np.arange(CAPTURE + 1 + COMPARED)
+    return judge_curves(*sides, expected, CAPTURE + 1, MARGINS, perturbed=perturbed, learnt=True).verdict
+
+
+def test_equal_graphed_runs_have_one_noise() -> None:
+    """Their spikes are no divergence, and their noise hides no bad step."""
+    random = np.random.default_rng(6)
+    spiked = Counter(equal_runs(random, 0.005, 0.0) for _ in range(100))
+    assert spiked["DIVERGED"] <= 1, f"{spiked}; a fourth of them, if each run counts"
+    hidden = Counter(equal_runs(random, 0.0, TOLERATED) for _ in range(200))
+    assert passed(hidden) <= 0.07, f"{hidden}; one of eight, if each run counts"
 
 
 def test_of_several_looks_each_allows_less_noise_at_a_step() -> None:

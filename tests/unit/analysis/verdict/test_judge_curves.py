@@ -212,7 +212,7 @@ def test_where_the_floor_is_beyond_the_margin_a_spike_proves_nothing_and_many_st
     off = shifted(curve(graphed=True), np.where(np.arange(STEPS) >= 60, 10.0, 0.0))
     assert verdict(spike, *wide).verdict == "INCONCLUSIVE"
     assert of_repeats([off, spike], wide).verdict == "INCONCLUSIVE"
-    found = of_repeats([off, off], wide)
+    found = of_repeats([off, moved(off, 90, loss=1e-6)], wide)
     assert found.verdict == "DIVERGED"
     assert found.deviation is not None and found.deviation.step == 60
 
@@ -222,7 +222,10 @@ def test_a_step_beyond_the_margin_that_the_floor_may_explain_is_inconclusive() -
     near, far, farther = (moved(curve(graphed=True), 50, loss=loss) for loss in (1.2e-3, 3e-3, 7e-3))
     assert "0.001, but may be noise" in of_repeats([near, near], noisy).reason
     assert of_repeats([far, curve(graphed=True)], noisy).verdict == "INCONCLUSIVE", "what one run has may be a spike"
-    assert of_repeats([far, far], noisy).verdict == "DIVERGED"
+    assert of_repeats([far, moved(far, 90, loss=1e-6)], noisy).verdict == "DIVERGED"
+    equal = of_repeats([far, far], noisy)
+    assert equal.verdict == "INCONCLUSIVE", "equal runs have the same spikes"
+    assert "step_checks" in equal.fix
     spike = of_repeats([farther, curve(graphed=True)], noisy)
     assert spike.verdict == "INCONCLUSIVE" and "may be a rare spike of noise" in spike.reason
     assert "add repeats" in spike.fix
