@@ -4,8 +4,9 @@ A cell alone has the two-sided 95% interval of Student's t on the logarithms of 
 ratio once in twenty times, so in a large sweep some cells would get a wrong verdict by chance. With several cells, two
 intervals share the 5%. Either suffices, so the narrower one counts:
 
-- Bonferroni's, from the cell's own standard deviation, at ``ALONE``. With the one or two degrees of freedom of a few repeats it
-  is very wide, unless the pairs hardly differ.
+- Bonferroni's at ``ALONE``, from the larger of two deviations: the cell's own, and the median over all cells. With the one or two
+  degrees of freedom of a few repeats it is very wide, unless the pairs hardly differ. They may do so by chance, for example if
+  runs are either fast or slow, so the median is its lower limit.
 - The interval at ``TOGETHER``, from the larger of two deviations: the cell's own, and the root mean square over the cells that
   share its eager runs, whose noise is in all of them. Its lower limit is Bonferroni's interval from the deviation of the least
   steady cell, with the degrees of freedom of all cells, because cells need not be equally steady.
@@ -21,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import ClassVar
 
 from analysis.statistics.student_t import quantile
@@ -65,12 +67,14 @@ class Family:
     Deviations are of the logarithms of ratios.
 
     ``cells`` is the number of verdicts. ``degrees`` are the degrees of freedom of all cells. ``workload`` is the deviation of
-    the cells that share this cell's eager runs. ``widest`` is the deviation of the least steady cell.
+    the cells that share this cell's eager runs. ``typical`` is the median over all cells. ``widest`` is the deviation of the least
+    steady cell.
     """
 
     cells: int
     degrees: int
     workload: float
+    typical: float
     widest: float
     alone: ClassVar[EvenSplit] = ALONE_ONCE
 
@@ -78,7 +82,7 @@ class Family:
         """Return half the width of the interval of a cell with ``pairs`` pairs."""
         if self.cells == 1:
             return self.alone.half_width(deviation, pairs)
-        alone = _quantile(ALONE / self.cells, pairs - 1) * deviation
+        alone = _quantile(ALONE / self.cells, pairs - 1) * max(deviation, self.typical)
         own = _quantile(TOGETHER, pairs - 1) * max(deviation, self.workload)
         of_all = _quantile(ALPHA / self.cells, self.degrees) * self.widest
         return min(alone, max(own, of_all)) / math.sqrt(pairs)
@@ -105,10 +109,10 @@ def families(cells: Sequence[tuple[str, Sequence[float]]], verdicts: int | None 
         squares, degrees = sums.get(name, (0.0, 0))
         variances.append(_centre_and_variance(ratios)[1])
         sums[name] = squares + variances[-1] * (len(ratios) - 1), degrees + len(ratios) - 1
-    widest = math.sqrt(max(variances, default=0.0))
+    typical, widest = (math.sqrt(one) for one in (median_low(variances or [0.0]), max(variances, default=0.0)))
     in_all = sum(degrees for _, degrees in sums.values())
     shared = {name: math.sqrt(squares / degrees) for name, (squares, degrees) in sums.items()}
-    return tuple(Family(verdicts or len(cells), in_all, shared[name], widest) for name, _ in cells)
+    return tuple(Family(verdicts or len(cells), in_all, shared[name], typical, widest) for name, _ in cells)
 
 
 def _centre_and_variance(ratios: Sequence[float]) -> tuple[float, float]:

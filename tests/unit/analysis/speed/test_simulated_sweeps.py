@@ -209,6 +209,18 @@ def test_one_unsteady_cell_does_not_hide_what_is_obvious() -> None:
     assert found["FASTER"] == found.total()
 
 
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_runs_that_are_either_fast_or_slow_rarely_make_a_cell_of_many_faster(repeats: int) -> None:
+    """Half of all runs are 5% slower. Three pairs then agree by chance in one of six cells."""
+    random, wrong = np.random.default_rng(7), 0
+    for _ in range(100):
+        logs = 0.05 * (random.random((2, 40, repeats)) < 0.5) + random.normal(0, RUN_SPREAD / 10, (2, 40, repeats))
+        cells = [(str(place), one) for place, one in enumerate(np.exp(logs[0] - logs[1]).tolist())]
+        intervals = [interval_of(one, family) for (_, one), family in zip(cells, families(cells), strict=True)]
+        wrong += claims([speed_verdict(interval, MINIMUM_STEPS)[0] for interval in intervals])
+    assert wrong <= 10
+
+
 # --- repeats: auto ----------------------------------------------------------------------------------------------------
 
 

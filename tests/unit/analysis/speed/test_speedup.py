@@ -398,8 +398,10 @@ CELLS = [
     ("one", [1.0, 1.04, 1.08]),
     ("two", [1.5, 1.52, 1.54]),
     ("two", [1.2, 1.2001, 1.2002]),
+    ("three", [1.3, 1.3001, 1.3002]),
+    ("three", [1.3, 1.3002, 1.3004]),
 ]
-"""The first two cells share their eager runs, and so do the other two. The second cell is the least steady one."""
+"""Pairs of cells share their eager runs. The second cell is the least steady one. The last one has the median deviation."""
 
 
 def test_a_cell_alone_is_a_family_of_one() -> None:
@@ -409,14 +411,15 @@ def test_a_cell_alone_is_a_family_of_one() -> None:
 
 
 def test_an_interval_is_as_wide_as_the_noise_of_all_cells_asks_or_bonferronis_by_its_own() -> None:
-    one, apart, two, still = (float(np.log(ratios).std(ddof=1)) for _, ratios in CELLS)
-    own, of_all = quantile(1 - 0.04 / 2, 2), quantile(1 - 0.05 / 2 / 4, 8) * apart
-    alone = quantile(1 - 0.01 / 2 / 4, 2) * still
+    one, apart, two, still, stiller, typical = (float(np.log(ratios).std(ddof=1)) for _, ratios in CELLS)
+    assert stiller < still < typical < one
+    own, of_all = quantile(1 - 0.04 / 2, 2), quantile(1 - 0.05 / 2 / 6, 12) * apart
+    alone = quantile(1 - 0.01 / 2 / 6, 2) * typical
     beside = own * math.hypot(one, apart) / math.sqrt(2)
     assert alone < own * math.hypot(two, still) < of_all < beside
     found = [interval_of(ratios, family) for (_, ratios), family in zip(CELLS, families(CELLS), strict=True)]
     halves = [math.log(high / low) / 2 * math.sqrt(3) for low, high in filter(None, found)]
-    assert halves == pytest.approx([beside, own * apart, of_all, alone])
+    assert halves == pytest.approx([beside, own * apart, of_all, alone, alone, alone])
 
 
 def test_what_is_sure_by_itself_stays_so_beside_an_unsteady_cell() -> None:
@@ -453,7 +456,7 @@ def pairs_of(ratios: list[float], slower: float = 0.0, moved: float = 1.0) -> li
     ]
 
 
-WIDE = Family(cells=20, degrees=60, workload=0.01, widest=0.01)
+WIDE = Family(cells=20, degrees=60, workload=0.01, typical=0.0, widest=0.01)
 
 
 @example(ratios=[1.0070, 1.0079, 1.0073, 1.0078], slower=0.0, moved=1.0, family=WIDE)  # By itself this is NEUTRAL.
