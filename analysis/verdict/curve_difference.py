@@ -14,6 +14,8 @@ import numpy as np
 from analysis.records.steps import Booleans, Floats, Metric, Steps
 
 METRICS: tuple[Metric, ...] = ("loss", "grad_norm")
+HUGE = 1e150
+"""Sums and squares of differences below this size do not overflow."""
 METRIC_NAMES: dict[Metric, str] = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
@@ -64,8 +66,9 @@ class Sample:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all differences are finite. If the eager gradient norm is 0, its relative difference is not finite."""
-        return all(np.isfinite(side).all() for side in (self.eager, self.graphed, self.perturbed))
+        """Whether all differences are finite, and sums of them too. If the eager gradient norm is 0, its relative difference is not
+        finite."""
+        return all((np.abs(side) < HUGE).all() for side in (self.eager, self.graphed, self.perturbed))
 
     @cached_property
     def largest(self) -> Floats:

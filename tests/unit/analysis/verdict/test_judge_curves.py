@@ -118,6 +118,12 @@ def test_a_nan_in_one_of_several_eager_repeats_tells_of_no_graph() -> None:
     assert "step 60 (eager repeat 1)" in found.reason
 
 
+@pytest.mark.parametrize("bad", [1.7e308, -1.7e308])
+def test_a_loss_near_overflow_diverges_without_a_warning(bad: float) -> None:
+    graphed = with_value(curve(graphed=True), 50, "loss", bad)
+    assert of_repeats([graphed, moved(graphed, 90, loss=1e-6)], [curve(), curve()]).verdict == "DIVERGED"
+
+
 def test_nan_everywhere_on_both_sides_is_incomparable() -> None:
     nothing = np.full(STEPS, np.nan)
     found = verdict(curve(graphed=True, loss=nothing), curve(loss=nothing))
