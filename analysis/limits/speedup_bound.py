@@ -326,7 +326,11 @@ def _implausible(step: EagerStep) -> str:
     """Return why ``step`` gives no bound, or an empty text."""
     times = {"step": step.step_ms, "busy": step.busy_ms, "computing": step.computing_ms}
     times |= {} if step.host_ms is None else {"host": step.host_ms}
-    wrong = [f"{name} {value:g} ms" for name, value in times.items() if not (math.isfinite(value) and value > 0)]
+    wrong = [
+        f"no {name} time" if math.isnan(value) else f"{name} {value:g} ms"
+        for name, value in times.items()
+        if not (math.isfinite(value) and value > 0)
+    ]
     if wrong:
         return f"times must be positive, but the eager run has {', '.join(wrong)}"
     return ""

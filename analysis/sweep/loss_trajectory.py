@@ -37,9 +37,11 @@ def loss_trajectory(attempts: Sequence[Attempt]) -> LossTrajectory | None:
     steps = next(sound, None)
     if steps is None:
         return None
-    # Other checks report a loss that is not finite.
+    # Other checks report a loss that is not finite. Divide before summing: the sum of losses can overflow.
     with np.errstate(invalid="ignore", over="ignore"):
-        return LossTrajectory(tuple(steps.loss[:FIRST_STEPS].tolist()), float(steps.loss.mean()), len(steps))
+        return LossTrajectory(
+            tuple(steps.loss[:FIRST_STEPS].tolist()), float((steps.loss / len(steps)).sum()), len(steps)
+        )
 
 
 def describe_divergence(own: LossTrajectory, other: LossTrajectory) -> str:

@@ -252,8 +252,8 @@ def one_bad_time(run: AttemptRecord) -> None:
             "the eager step was timed at 20.00 ms, but its own probe saw 30.00 ms of computing in it",
         ),
         (change_probe(0, busy_ms="NaN"), "no eager run ended with complete records"),
-        (unmeasured, "the eager run has step nan ms"),
-        (endless, "the eager run has step nan ms"),
+        (unmeasured, "the eager run has no step time"),
+        (endless, "the eager run has no step time"),
     ],
 )
 def test_what_cannot_be_told_is_indeterminate(tmp_path: Path, change: Any, said: str) -> None:
