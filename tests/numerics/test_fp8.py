@@ -118,7 +118,9 @@ def test_replays_compute_what_uncaptured_code_computes(name: str, graph: CudaGra
     expect_equal(found, expected)
 
 
-@pytest.mark.parametrize("caching", [True, False], ids=["cached", "cast again"])
+@pytest.mark.parametrize(
+    "caching", [pytest.param(True, id="cached"), pytest.param(False, marks=pytest.mark.slow, id="cast again")]
+)
 @pytest.mark.parametrize(
     ("layout", "graph"),
     [

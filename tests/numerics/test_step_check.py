@@ -372,7 +372,7 @@ def check_with_fault_on_rank_1(spec: RunSpec) -> tuple[int, list[str]]:
     return clean.unequal, faults_of(check((captured[0], batch), stale))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=SLOW)])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_checks_of_several_ranks_are_clean_and_find_a_fault_of_one(name: str, precision: str) -> None:
     layout, samples = LAYOUTS[name]
