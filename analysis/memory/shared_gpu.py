@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from analysis.records.load import Records
 from analysis.records.run import Attempt, Run
+from launch.common.grouped import grouped
 from launch.common.text import count, size
 from launch.contract.records.memory import MOST_AT_START
 
@@ -20,14 +21,15 @@ NOTABLE = 2**30
 
 def shared_runs(records: Records) -> Mapping[str, int]:
     """Return the bytes that other processes held when a run began, by the id of the run. Runs alone on their GPUs are left out."""
-    workloads: dict[str, list[Run]] = {}
-    own_program = {cell.workload_id for cell in records.plan.cells if cell.run_spec.engine == "command"}
-    for cell in records.plan.cells:
-        workloads.setdefault(cell.workload_id, []).extend(records.runs.get(cell.cell_id, ()))
+    workloads = grouped(
+        ((cell.workload_id, cell.run_spec.engine == "command"), run)
+        for cell in records.plan.cells
+        for run in records.runs.get(cell.cell_id, ())
+    )
     found: dict[str, int] = {}
-    for workload, runs in workloads.items():
+    for (_, is_command), runs in workloads.items():
         # What an engine holds at the start is known; a user's program may allocate anything before its first step.
-        found |= _beyond(runs, None if workload in own_program else MOST_AT_START)
+        found |= _beyond(runs, None if is_command else MOST_AT_START)
     return found
 
 
