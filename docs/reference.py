@@ -233,6 +233,8 @@ SILENT = {
 """The evidence for the silent faults of Megatron-Core that these rules reject, or that the engine corrects."""
 
 
+IN_0_16 = {"megatron.router_bias": "read"}
+"""The faults of 0.16.1 that nobody has seen in it."""
 IN_0_19 = {
     "megatron.local_inputs": "seen on an H200",
     "megatron.yarn_positions": "seen on an H200",
@@ -268,7 +270,9 @@ def faults_by_release() -> str:
 
 
 def _releases_of(fault: Rule) -> tuple[str, ...]:
-    known = {release: f" ({IN_0_19[fault.id]})" for release in RELEASES[1:] if fault.id in IN_0_19}
+    known = {
+        r: f" ({told[fault.id]})" for r, told in zip(RELEASES, (IN_0_16, IN_0_19), strict=True) if fault.id in told
+    }
     words = (f"{'present' if r in fault.releases else 'absent'}{known.get(r, '')}" for r in RELEASES)
     return f"`{fault.id}`: {fault.statement.partition(' (observed')[0]}", *words, _runs_on(fault)
 

@@ -111,10 +111,8 @@ def _describe_unvalidated(results: Sequence[CellResult]) -> str:
     missing = [result for result in graphed if not some or result.cell.state == "not_runnable"]
     if not missing:
         return "" if graphed else "the plan has no graphed cell"
-    labels: dict[str, list[str]] = {}
-    for result in missing:
-        reason = ", ".join(f"{why.rule}: {why.message}" for why in result.cell.reasons[:1])
-        labels.setdefault(reason, []).append(f"`{result.cell.label}`")
+    reasons = (", ".join(f"{why.rule}: {why.message}" for why in result.cell.reasons[:1]) for result in missing)
+    labels = grouped((reason, f"`{result.cell.label}`") for reason, result in zip(reasons, missing, strict=True))
     names = [f"{first_names(each, MAXIMUM_NAMES)} ({reason})" for reason, each in labels.items()]
     lack = f"{len(missing)} of {count('graphed cell', len(graphed))}" if some else "no graphed cell"
     could = "cannot run on this host or cluster" if some else "could run"

@@ -129,8 +129,8 @@ def _graphed_cell(
         foreign_memory=_foreign(runs, shared),
     )
     doubt = (bound.doubt or bound.eager_doubt) if bound else ""
-    timed = [run.run_id for eager, graphed in both for run in (eager, graphed)]
-    return CellEvidence(result, throttle_bounds(pairs, ranks), doubt or speed_doubt(timed, shared))
+    run_ids = [run.run_id for pair in both for run in pair]
+    return CellEvidence(result, throttle_bounds(pairs, ranks), doubt or speed_doubt(run_ids, shared))
 
 
 def _alone(runs: Sequence[Run], shared: Mapping[str, int]) -> Sequence[Attempt]:

@@ -70,7 +70,9 @@ class JobMonitor:
         submissions = list(submissions)
         self._check_cluster(submissions)
         if self._squeue.due:
-            asked = {i: _SubmittedJob(i, one.name, one.time) for one in submissions for i in one.job_ids()}
+            asked = {
+                job_id: _SubmittedJob(job_id, one.name, one.time) for one in submissions for job_id in one.job_ids()
+            }
             if not all(_has_ended(self._jobs.of(job_id)) for job_id in asked):
                 self._jobs = self._ask(asked)
         return self._jobs

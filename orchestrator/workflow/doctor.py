@@ -196,7 +196,7 @@ def _judge_gpus(found: Mapping[str, Any], wants_gpu: bool) -> Iterator[Check]:
         f"{count('GPU', len(gpus))} ({gpus[0]}, {size(found['hardware']['gpu_memory_bytes'][0])}), {driver}, "
         f"CUDA {found['versions'].get('cuda')}",
     )
-    if max(found["foreign_bytes"]) > 0:
+    if any(found["foreign_bytes"]):
         used = [f"{size(held)} of GPU {number}" for number, held in enumerate(found["foreign_bytes"]) if held]
         fix = "end them (nvidia-smi lists them), or leave those GPUs out of CUDA_VISIBLE_DEVICES"
         yield Check("GPU memory", "warn", f"other processes hold about {first_names(used)}", fix)

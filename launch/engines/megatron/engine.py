@@ -46,6 +46,8 @@ from launch.engines.torch_native.parallel.process_groups import Group
 from launch.megatron_config.determinism import settle_determinism
 from launch.megatron_config.transformer_config import Layers, optimizer_settings, parallel_sizes
 from launch.support.expandable_segments import disable_nccl_graph_register
+from launch.support.megatron import CORRECTED
+from launch.support.rule import judge
 
 COPIED_ELEMENTS = 2**27
 """The number of elements of a lean optimizer's group. An update copies its moments to fp32, which takes 1 GiB."""
@@ -112,9 +114,8 @@ class MegatronEngine:
 
     @property
     def _has_router_bias(self) -> bool:
-        """Whether Transformer Engine adds a bias of another precision to the output of a router."""
-        model = self._spec.model
-        return self.layers == "transformer_engine" and model.is_moe and model.add_bias_linear and self.config.bf16
+        """Whether Transformer Engine would add a router's bf16 bias to fp32 output."""
+        return self.layers == "transformer_engine" and bool(judge(CORRECTED, self._spec))
 
     def _mended(self) -> Mapping[str, str]:
         return {"mended": ", ".join(self._spec.cuda_graph.mend)} if self._spec.cuda_graph.mend else {}
