@@ -233,8 +233,8 @@ SILENT = {
 """The evidence for the silent faults of Megatron-Core that these rules reject, or that the engine corrects."""
 
 
-IN_0_16 = {"megatron.router_bias": "read"}
-"""The faults of 0.16.1 that nobody has seen in it."""
+IN_0_16 = {"megatron.router_bias": "read; with 2.11 absent, seen on an H200"}
+"""The evidence for faults of 0.16.1 that nobody has seen in it."""
 IN_0_19 = {
     "megatron.local_inputs": "seen on an H200",
     "megatron.yarn_positions": "seen on an H200",

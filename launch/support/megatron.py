@@ -147,7 +147,8 @@ KNOWN_FAULTS: tuple[Rule, ...] = tuple(map(_unless_mended, FAULTS))
 CORRECTED: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.router_bias", ("model.add_bias_linear", "model.num_moe_experts", "training.precision"),
-        "a router's bias is read as fp32, and so beyond its end, in eager code too (observed; Transformer Engine issue 3562)",
+        "a router's bias is read as fp32, and so beyond its end, in eager code too, in 0.16 only with transformer-engine before 2.10 "
+        "(observed; Transformer Engine issue 3562)",
         lambda spec: spec.model.add_bias_linear and spec.model.is_moe and spec.training.precision == "bf16",
         fix="Leave out --moe-router-dtype fp32, or set model.add_bias_linear=false.",
         source=f"{MCORE}transformer/moe/moe_utils.py:1193",

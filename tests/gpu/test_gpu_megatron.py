@@ -504,16 +504,19 @@ def test_deterministic_runs_are_equal_to_the_bit(model: Model, fuses: bool) -> N
 
 
 def test_a_router_adds_its_bias_which_megatron_core_misreads() -> None:
+    """Megatron-Core 0.16 does not find the product that misreads it (docs/upstream_faults.md)."""
     from megatron.core.transformer.moe.moe_utils import router_gating_linear
 
-    from launch.engines.megatron.router_bias import router_bias_converted
+    from launch.engines.megatron.router_bias import router_bias_converted, uses_product
 
     weight, rows, bias = (torch.randn(shape, device="cuda").bfloat16() for shape in ((32, 256), (64, 256), (32,)))
     right = torch.addmm(bias.float(), rows.float(), weight.float().T)
     as_released = router_gating_linear(rows, weight, bias, torch.float32)
-    assert not torch.allclose(as_released, right, atol=1e-2), "no repair is needed"
-    with router_bias_converted():
-        torch.testing.assert_close(router_gating_linear(rows, weight, bias, torch.float32), right, rtol=0, atol=1e-2)
+    assert torch.allclose(as_released, right, atol=1e-2) is not uses_product()
+    if uses_product():
+        with router_bias_converted():
+            repaired = router_gating_linear(rows, weight, bias, torch.float32)
+        torch.testing.assert_close(repaired, right, rtol=0, atol=1e-2)
 
 
 HAS_OPTIMIZER_GRAPH = pytest.mark.skipif(RELEASE == "0.16", reason="it has no graph of the optimizer")

@@ -35,7 +35,7 @@ from launch.engines.megatron.model import (
 )
 from launch.engines.megatron.observed_layers import ObservedLayers
 from launch.engines.megatron.observed_router import observe_routers
-from launch.engines.megatron.router_bias import router_bias_converted
+from launch.engines.megatron.router_bias import router_bias_converted, uses_product
 from launch.engines.megatron.schedule import Schedule, to_scalar
 from launch.engines.megatron.side_stream import on_stream, use_side_stream
 from launch.engines.megatron.step_check import MegatronStep
@@ -115,7 +115,7 @@ class MegatronEngine:
     @property
     def _has_router_bias(self) -> bool:
         """Whether Transformer Engine would add a router's bf16 bias to fp32 output."""
-        return self.layers == "transformer_engine" and bool(judge(CORRECTED, self._spec))
+        return self.layers == "transformer_engine" and uses_product() and bool(judge(CORRECTED, self._spec))
 
     def _mended(self) -> Mapping[str, str]:
         return {"mended": ", ".join(self._spec.cuda_graph.mend)} if self._spec.cuda_graph.mend else {}
