@@ -147,7 +147,10 @@ def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]],
             if steps != spec.checked_steps:
                 return f"not step-checked: repeat {repeat} has no check of every planned step on rank {rank}"
     if any(one.check.unequal and not one.check.calibrated for one in found):
-        return "results differ in bits, and the effect of rounding cannot be measured (docs/step_check.md, Limits)"
+        return (
+            "results differ by more than repetitions of the uncaptured code, and the effect of rounding cannot be measured "
+            "(docs/step_check.md, Limits)"
+        )
     noise = max((one.check.largest_noise for one in found), default=0.0)
     if hides_everything(noise):
         return f"not step-checked: with a noise of {noise:.2g}, even a difference as large as a result would not be a fault"

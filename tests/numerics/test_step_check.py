@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -516,11 +517,42 @@ def test_tokens_between_two_experts_are_counted_and_repeated(precision: str) -> 
     assert any(row.is_fault and row.name.startswith("router of layer 1") for row in found.routing)
 
 
+def test_a_perturbation_moves_no_token() -> None:
+    """Two experts have nearly equal scores. A moved token would change an expert's gradient by a large part of it."""
+    captured = train_to_first_check(spec_of(FULL))
+    weight = captured[0].chunks[0].routers()[1].weight.data
+    weight[1] = weight[0] * (1 + 2**-21 * torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(1)))
+    assert faults_of(found := check(captured, weigh_sample(0.7))) and found.noise < 1e-3
+
+
 def test_choices_that_are_not_repeated_leave_a_check_uncalibrated() -> None:
     spec = spec_of(FULL)
     hidden = replace(spec, model=replace(EXPERTS, num_layers=2))
     found = check(train_to_first_check(hidden), sum_in_halves)
     assert found.unequal and not found.calibrated and faults_of(found) == []
+
+
+def sum_in_any_order() -> AbstractContextManager[Any]:
+    """Sum in another order in each call, as atomic additions do."""
+    linear, draws = torch.nn.functional.linear, random.Random(1)
+
+    def in_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        cut = draws.randrange(1, weight.shape[1])
+        y = linear(x[..., :cut], weight[:, :cut]) + linear(x[..., cut:], weight[:, cut:])
+        return y if bias is None else y + bias
+
+    return mock.patch.object(torch.nn.functional, "linear", in_parts)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_code_that_does_not_repeat_itself_gives_the_scale_where_nothing_can_be_perturbed(precision: str) -> None:
+    spec = spec_of(FULL, precision)
+    captured = train_to_first_check(replace(spec, model=replace(EXPERTS, num_layers=2)))
+    with sum_in_any_order():
+        clean = check(captured, lambda engine: nullcontext())
+        lost = check(captured, weigh_sample(0.0))
+    assert clean.unequal > 20 and clean.calibrated and faults_of(clean) == [] and 6 * clean.noise < 1
+    assert not lost.calibrated and faults_of(lost) == []
 
 
 FIRST = {

@@ -6,7 +6,11 @@ with the first layer's output perturbed. If that does not explain a difference, 
 perturbed too. Large weights may amplify rounding inside this layer, which its perturbed output does not show.
 
 Top-k routing is discontinuous: a score that is rounded differently sends a token to another expert. So if the choices of both
-differ, the uncaptured code repeats the replay's choices, and records how far these are from its own.
+differ, the uncaptured code repeats the replay's choices, and records how far these are from its own. The passes that measure
+rounding repeat choices too. Otherwise the token that a perturbation moves to another expert would count as rounding.
+
+If the code cannot be perturbed, or hides choices, only what it does not repeat itself is known: three uncaptured passes may
+differ among themselves, for example by atomic additions. Differences of that size are rounding. Others decide nothing.
 
 A captured optimizer is checked separately: it runs uncaptured on the gradients of the replay. Adam divides by the size of
 gradients, which would otherwise make rounding of the smallest gradients look large. If its state is large, each check compares
@@ -30,6 +34,7 @@ import torch.distributed as dist
 from launch.contract.records.memory import requested_bytes
 from launch.contract.records.step_check import (
     MOST_DIFFERENCES,
+    NOISE_MULTIPLE,
     LayerResult,
     RoutingDifference,
     StepCheck,
@@ -169,7 +174,7 @@ class _Passes:
     def __init__(self, checked: CheckableStep, batch: torch.Tensor, replay: _Replay, snapshot: Snapshot) -> None:
         self._checked, self._batch, self._replay, self._snapshot = checked, batch, replay, snapshot
         self._plain = self._run()
-        self._chosen: Routing = dict(checked.routing())
+        self._chosen: Routing = {name: experts.clone() for name, experts in checked.routing().items()}
         both = sorted(replay.routing.keys() & self._chosen.keys())
         self._moved = {
             name: count for name in both if (count := _count_moved(replay.routing[name], self._chosen[name]))
@@ -185,7 +190,7 @@ class _Passes:
 
     def calibrate(self) -> bool:
         """Measure the noise, with the replay's routing if routing differs on any rank. Return whether that was possible."""
-        repeated: Routing = {}
+        repeated = self._chosen
         if largest_on_ranks(bool(self._moved), self._batch.device):
             repeated = self._replay.routing
             self._plain = self._run(repeated)
@@ -193,14 +198,25 @@ class _Passes:
             self._scored = self._checked.scored_choices()
         again = _compare(self._run(repeated), self._plain)
         self._score_noise = self._change_of_scores()
-        with self._checked.perturbed(math.inf, embedding=False) as calibrated:
+        with self._checked.perturbed(math.inf, embedding=False) as possible:
             perturbed = _compare(self._run(repeated), self._plain)
         self._score_noise = max(self._score_noise, self._change_of_scores())
-        self.noise = _noise(self._plain, again, perturbed) if calibrated else dict.fromkeys(self._plain, NOT_FINITE)
+        if not possible:
+            return self._calibrate_by_repetition(again, repeated)
+        self.noise = _noise(self._plain, again, perturbed)
         rows: list[TensorDifference | RoutingDifference] = [*self.rows(), *self.routing_differences()]
-        if largest_on_ranks(calibrated and any(row.is_fault for row in rows), self._batch.device):
-            self._look_into_first_layer(repeated or self._chosen)
-        return calibrated
+        if largest_on_ranks(any(row.is_fault for row in rows), self._batch.device):
+            self._look_into_first_layer(repeated)
+        return True
+
+    def _calibrate_by_repetition(self, again: Mapping[str, float], repeated: Routing) -> bool:
+        """Take as the noise what two repetitions change. Return whether that explains all differences on every rank."""
+        noise = _changes(self._plain, again, _compare(self._run(repeated), self._plain))
+        unexplained = any(size > NOISE_MULTIPLE * noise[name] for name, size in self.differences.items())
+        unexplained |= any(row.is_fault for row in self.routing_differences())
+        explained = not largest_on_ranks(unexplained, self._batch.device)
+        self.noise = noise if explained else dict.fromkeys(self._plain, NOT_FINITE)
+        return explained
 
     def _look_into_first_layer(self, repeated: Routing) -> None:
         """Measure the noise with the first layer's input moved too, and no token. It replaces a smaller noise if it is far larger."""
@@ -277,10 +293,14 @@ def _update(checked: CheckableStep, replay: _Replay, snapshot: Snapshot) -> list
 
 def _noise(plain: Results, again: Mapping[str, float], perturbed: Mapping[str, float]) -> Mapping[str, float]:
     """Return the noise of each result: the larger difference of both passes, but at least the spacing of its numbers."""
-    relative = {name: max(again.get(name, 0.0), perturbed.get(name, 0.0)) for name in plain}
-    numbers = {name for name, result in plain.items() if result.is_number}
-    shared = max((relative[name] for name in numbers), default=0.0)
-    return {name: max(shared if name in numbers else one, plain[name].spacing) for name, one in relative.items()}
+    return {name: max(change, plain[name].spacing) for name, change in _changes(plain, again, perturbed).items()}
+
+
+def _changes(plain: Results, one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the larger difference of two passes from ``plain`` for each result. Single numbers share their largest one."""
+    relative = {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in plain}
+    shared = max((relative[name] for name, result in plain.items() if result.is_number), default=0.0)
+    return {name: shared if plain[name].is_number else change for name, change in relative.items()}
 
 
 def _parts(state: Iterable[torch.Tensor]) -> list[torch.Tensor]:
