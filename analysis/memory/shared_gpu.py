@@ -13,7 +13,7 @@ from analysis.records.load import Records
 from analysis.records.run import Attempt, Run
 from launch.common.grouped import grouped
 from launch.common.text import count, size
-from launch.contract.records.memory import MOST_AT_START
+from launch.contract.records.memory import CONTEXT, MOST_AT_START
 
 NOTABLE = 2**30
 """Runs of a workload differ by less when they begin."""
@@ -35,8 +35,9 @@ def shared_runs(records: Records) -> Mapping[str, int]:
 
 def _beyond(runs: Sequence[Run], most: int | None) -> dict[str, int]:
     begun = {run.run_id: held for run in runs if run.attempt and (held := _at_start(run.attempt)) is not None}
-    least = min([*begun.values(), *([] if most is None else [most])], default=0)
-    return {run_id: held - least for run_id, held in begun.items() if held - least > NOTABLE}
+    least = min(begun.values(), default=0)
+    alone, own = (least, least) if most is None else (min(least, most), min(least, CONTEXT))
+    return {run_id: held - own for run_id, held in begun.items() if held - alone > NOTABLE}
 
 
 def _at_start(attempt: Attempt) -> int | None:

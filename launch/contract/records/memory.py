@@ -8,7 +8,8 @@ from dataclasses import dataclass
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 MOST_AT_START = 4 * 2**30
 """More than an engine holds outside its allocator before it has a model: a context and communicators, 1.2 GiB on H200s."""
-_CONTEXT = 2**30
+CONTEXT = 2**30
+"""About what a rank holds outside its allocator before it has a model."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Memory:
 def foreign_bytes(at_start: Memory) -> int:
     """Return about how much of its GPU other processes held, from a rank's memory before it has a model; 0 if it is alone."""
     outside = at_start.device_outside or 0
-    return outside - _CONTEXT if outside > MOST_AT_START else 0
+    return outside - CONTEXT if outside > MOST_AT_START else 0
 
 
 def requested_bytes(message: str) -> int:

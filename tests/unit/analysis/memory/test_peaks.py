@@ -118,6 +118,7 @@ def test_an_engine_alone_never_holds_that_much_when_it_begins(tmp_path: Path) ->
 
     eager, graphed = compare_cells(load(write_sweep(tmp_path, device="cuda", edit=all_occupied)))
     assert len(eager.foreign_memory) == len(graphed.foreign_memory) == 2
+    assert all(held > 19 * GIB for held in eager.foreign_memory.values()), "as much as the run's own note says"
     assert eager.memory is None and graphed.memory is None
 
 
