@@ -24,6 +24,8 @@ def render(report: ReportData) -> list[str]:
     eager, graphed = (f"{_hours(side):.3g}" for side in sides)
     found = [phase for phase in PHASES if any(phase in result.phase_seconds for result in report.ran)]
     rows = [[phase, *(f"{_seconds(side, phase):.1f} s" for side in sides)] for phase in found]
+    if any(map(_check_seconds, sides)):
+        rows += [["step checks", *(f"{_check_seconds(side):.1f} s" for side in sides)]]
     rows += [["start and end", *(f"{_outside_phases(side):.1f} s" for side in sides)]]
     return [
         "## What this cost",
@@ -42,8 +44,14 @@ def _seconds(results: Sequence[CellResult], phase: str) -> float:
     return sum(seconds for result in results for name, seconds in result.phase_seconds.items() if name == phase)
 
 
+def _check_seconds(results: Sequence[CellResult]) -> float:
+    """Return the seconds of step checks, which run between steps and outside of the phases' time."""
+    return sum(checks.total_seconds for result in results if (checks := result.graphs.step_checks))
+
+
 def _outside_phases(results: Sequence[CellResult]) -> float:
-    return max(0.0, sum(result.seconds - sum(result.phase_seconds.values()) for result in results))
+    in_phases = sum(sum(result.phase_seconds.values()) for result in results)
+    return max(0.0, sum(result.seconds for result in results) - in_phases - _check_seconds(results))
 
 
 def _lost(results: Sequence[CellResult], unit: str) -> str:

@@ -115,6 +115,16 @@ def test_a_report_says_what_it_cost_and_where_the_seconds_went(tmp_path: Path) -
     assert "| capture | 0.0 s | 0.0 s |" in cost and "| build | 2.0 s | 2.0 s |" in cost
 
 
+def test_a_cost_names_the_time_of_step_checks(tmp_path: Path) -> None:
+    def checked(run: AttemptRecord) -> None:
+        for event in run.events[0]:
+            if event["kind"] == "step_check":
+                event["check"]["seconds"] = 2.0
+
+    cost = report_text(write_sweep(tmp_path, step_checks=3, ranks=2, edit=checked)).split("## What this cost")[1]
+    assert "| step checks | 0.0 s | 12.0 s |" in cost, "three checks of two runs, on rank 0"
+
+
 def test_a_cost_counts_other_attempts_and_the_time_between_them(tmp_path: Path) -> None:
     """The last run, which is graphed, was preempted after 30 s and began again 10 s later."""
     sweep = SweepPaths(tmp_path)
