@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.curves.resolution import resolution
+from analysis.curves.resolution import resolution, rounded_units
 from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
 from launch.common.regular_file import read_regular
@@ -60,6 +60,21 @@ class Curve:
         Shape (steps,).
         """
         return {metric: resolution(self.steps.of(metric), units) for metric, units in self.units.items()}
+
+    @property
+    def rounded(self) -> dict[Metric, Floats]:
+        """The units of rounded numbers, or 0 for numbers with all bits of float32, shape (steps,)."""
+        return {metric: rounded_units(self.steps.of(metric), units) for metric, units in self.resolution.items()}
+
+
+def curve_of_record(steps: Steps, metrics: Sequence[Metric]) -> Curve:
+    """Return the curve of a run's record. The units of its numbers follow from their shortest digits, without zeros at the end."""
+    digits = {
+        metric: [Decimal(value).normalize() for value in map(repr, steps.of(metric).tolist())] for metric in metrics
+    }
+    return Curve(
+        steps, {metric: np.array([*map(unit_of, found)]) for metric, found in digits.items()}, ("step", *metrics)
+    )
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -5,18 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analysis.curves.curve_files import CurveFiles, constant_norm
-from analysis.curves.print_precision import (
-    differences_below_precision,
-    drop_below_precision,
-    insufficient_precision,
-    widen_margins,
-)
 from analysis.records.steps import Integers
-from analysis.verdict.completeness import check_agreement
+from analysis.verdict.completeness import Curves, check_agreement
 from analysis.verdict.curve_difference import sample_of
 from analysis.verdict.divergence import exceeds_margin_surely
 from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.noise import noise_along_steps
+from analysis.verdict.rounding import judge_rounded
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 
@@ -78,14 +73,10 @@ def _exceeds_own_noise(verdict: Verdict, files: CurveFiles, first: int, margins:
 
 def _judge_printed(files: CurveFiles, steps: Integers, first: int, margins: Margins) -> Verdict:
     """Judge the curves, and consider the number of digits with which they are printed."""
-    verdict = judge_curves(*files.sides, steps, first, margins, files.metrics, files.perturbed_steps)
-    coarse = insufficient_precision(files, first, margins) if verdict.verdict != "INCOMPARABLE" else {}
-    if not coarse:
-        return verdict
-    sure = drop_below_precision(files, coarse)
-    wide = widen_margins(margins, coarse)
-    surely = judge_curves(*sure.sides, steps, first, wide, files.metrics, sure.perturbed_steps)
-    if verdict.verdict == surely.verdict == "DIVERGED":
-        same = verdict.deviation and surely.deviation and verdict.deviation.step == surely.deviation.step
-        return verdict if same else replace(surely, evidence=verdict.evidence)
-    return differences_below_precision(verdict, coarse, margins)
+
+    def judge(eager: Curves, graphed: Curves, margins: Margins) -> Verdict:
+        return judge_curves(eager, graphed, steps, first, margins, files.metrics, files.perturbed_steps)
+
+    rounded = {name: curve.rounded for name, curve in files.curves.items()}
+    units = {name: {metric: unit[metric] for metric in files.metrics} for name, unit in rounded.items()}
+    return judge_rounded(judge, *files.sides, units, first, margins)

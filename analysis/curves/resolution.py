@@ -26,15 +26,46 @@ _NUMBERS, _GAPS, _DIVISORS = 1000, 4, range(1, 9)
 def resolution(values: Floats, units: Floats) -> Floats:
     """Return the unit of which each number is a multiple, shape (steps,).
 
-    It is at least ``units``, the unit of the last printed digit, and for numbers that are exact in float32 at least its
-    spacing.
+    It is at least the unit of the last printed digit (``units``, but zeros may be omitted), and for numbers that are exact in
+    float32 at least its spacing.
     """
     with np.errstate(all="ignore"):
         single, sizes = values.astype(np.float32), np.abs(values)
         exact = bool(np.all((np.abs(values - single) <= units / 2) | ~np.isfinite(single)))
-        found = np.fmax(units, np.spacing(np.abs(single))) if exact else units
+        printed = _with_omitted_zeros(sizes, units)
+        found = np.fmax(printed, np.spacing(np.abs(single))) if exact else printed
         of_logarithms = _spacing(np.abs(np.log(sizes)), units / sizes, fit=False) * sizes
         return np.fmax(np.fmax(found, _spacing(sizes, units, fit=True)), of_logarithms)
+
+
+def rounded_units(values: Floats, resolution: Floats) -> Floats:
+    """Return the unit of each rounded number, or 0 for a number with all bits of float32. Shape (steps,)."""
+    sizes = np.abs(values)
+    # Zero has no digits of its own. Other numbers show how many it would have.
+    least = float(np.min(sizes, where=sizes > 0, initial=np.inf)) if (sizes > 0).any() else 0.0
+    with np.errstate(all="ignore"):
+        spacing = np.spacing(np.maximum(sizes, least).astype(np.float32))
+    return np.where(resolution > np.nan_to_num(spacing), resolution, 0.0)
+
+
+def _with_omitted_zeros(sizes: Floats, units: Floats) -> Floats:
+    """Return ``units`` without those that come from omitted zeros: 2.100 is often stored as 2.1. Shape (steps,).
+
+    In any format, numbers of one decimal magnitude have one unit, and smaller numbers have no larger one. Half of the numbers
+    or more end with a digit that is not 0.
+    """
+    printed = (units > 0) & np.isfinite(sizes)
+    if not printed.any():
+        return units
+    magnitudes = np.floor(np.log10(sizes))
+    # Zero has the unit of the smallest numbers.
+    magnitudes = np.maximum(magnitudes, np.min(magnitudes[printed & (sizes > 0)], initial=np.inf))
+    found, least = units.copy(), np.inf
+    for magnitude in np.unique(magnitudes[printed])[::-1]:
+        same = printed & (magnitudes == magnitude)
+        least = min(least, float(np.quantile(units[same], 0.5, method="lower")))
+        found[same] = np.minimum(units[same], least)
+    return found
 
 
 def _spacing(sizes: Floats, units: Floats, *, fit: bool) -> Floats:

@@ -20,11 +20,13 @@ from analysis.pairing.logged_runs import judge_logs
 from analysis.pairing.pair import Pair, margins_for
 from analysis.pairing.parameter_updates import describe_unequal_ends
 from analysis.pairing.precapture_check import START_ALIKE, describe_unlike_start
+from analysis.pairing.program_settings import units_of_runs, widen_by_rounding
 from analysis.records.run import Attempt, Digests, attempts_of
-from analysis.records.steps import Steps
+from analysis.records.steps import Integers, Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS
 from analysis.verdict.curve_evidence import CurveEvidence, bitwise_prefix, measure_differences
 from analysis.verdict.judge_curves import judge_curves
+from analysis.verdict.rounding import judge_rounded
 from analysis.verdict.verdict import Verdict, worst
 from launch.common.text import listed
 from launch.contract.plan import Margins
@@ -185,7 +187,9 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
         causes = (*flaky, *others.deviating, *filter(None, [conditions]))
         fix = _ONE_MACHINE if conditions else verdict.fix
         verdict = replace(verdict, reason="; ".join((verdict.reason, *causes)), fix=fix, noisy=not causes)
-    unlike = describe_unlike_start({**eager, **_graphed_curves(pairs)}, margins) if spec.engine == "command" else ""
+    graphed = _graphed_curves(pairs)
+    wide = widen_by_rounding(margins, pairs[0].attempts[1], eager, graphed, slice(1))
+    unlike = describe_unlike_start({**eager, **graphed}, wide) if spec.engine == "command" else ""
     if unlike and verdict.verdict == "INCONCLUSIVE":
         # More repeats would not remove this cause.
         verdict = replace(verdict, reason=f"{verdict.reason}; {unlike}", fix=START_ALIKE, noisy=False)
@@ -293,12 +297,20 @@ def _judge_together(
     graphed = _graphed_curves(pairs)
     expected = np.arange(max(map(len, graphed.values())))
     first, learnt = _first_compared(pairs), all(pair.learns for pair in pairs)
-    judge = partial(judge_curves, margins=margins, learnt=learnt, looks=looks, unrepeatable=unrepeatable)
-    verdict = judge(eager, graphed, expected, first, perturbed=perturbed)
+    ladder = partial(judge_curves, learnt=learnt, looks=looks, unrepeatable=unrepeatable)
+
+    def judge(eager: Curves, graphed: Curves, expected: Integers, perturbed: Steps | None) -> Verdict:
+        def climb(eager: Curves, graphed: Curves, margins: Margins) -> Verdict:
+            return ladder(eager, graphed, expected, first, margins, perturbed=perturbed)
+
+        units = units_of_runs(pairs[0].attempts[1], {**eager, **graphed})
+        return judge_rounded(climb, eager, graphed, units, first, margins)
+
+    verdict = judge(eager, graphed, expected, perturbed)
     if verdict.passes and others.deviating:
         return _not_reproducible(others.deviating, verdict.evidence)
     unequal = {**others.eager, **others.graphed}
-    if verdict.verdict != "BITWISE" or not unequal:
+    if not (verdict.passes and verdict.evidence and verdict.evidence.bitwise and unequal):
         return verdict
     # A partial curve shortens the comparison.
     shared = slice(min(len(steps) for steps in (*graphed.values(), *unequal.values())))
@@ -307,7 +319,7 @@ def _judge_together(
         for side in ({**eager, **others.eager}, {**graphed, **others.graphed})
     )
     moved = perturbed.take(shared) if perturbed else None
-    joint = judge(before, after, expected[shared], first, perturbed=moved)
+    joint = judge(before, after, expected[shared], moved)
     reason = f"equal bit for bit except {', '.join(unequal)}{f': {joint.reason}' if joint.reason else ''}"
     if joint.verdict == "EQUIVALENT":
         return replace(joint, reason=reason)

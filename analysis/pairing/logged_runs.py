@@ -6,18 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-import numpy as np
-
-from analysis.curves.curve import Curve, unit_of
+from analysis.curves.curve import Curve, curve_of_record
 from analysis.curves.curve_files import CurveFiles
 from analysis.curves.judge_files import judge_files
 from analysis.pairing.eager_baseline import EagerBaseline
 from analysis.pairing.pair import Pair
-from analysis.pairing.printed_metrics import not_of_bits
 from analysis.pairing.program_settings import is_allowed, refuse
 from analysis.records.provenance import flat
 from analysis.records.run import Run
 from analysis.verdict.curve_difference import METRICS
+from analysis.verdict.rounding import not_of_bits
 from analysis.verdict.verdict import Verdict, worst
 from launch.contract.plan import Margins
 
@@ -43,13 +41,12 @@ def judge_logs(
     )
     captured = max(pair.first_compared for pair in pairs) - 1
     files = CurveFiles(eager, graphed, {}, metrics)
-    judged = judge_files(files, captured if captured >= 0 else None, margins)
+    judged = not_of_bits(judge_files(files, captured if captured >= 0 else None, margins))
     copies = [
         f"{copy} has the same numbers as {original}, so it may be a copied log"
         for copy, original in files.copies.items()
     ]
-    reasons = (not_of_bits(judged).reason, *copies, UNCHECKED)
-    verdict = replace(not_of_bits(judged), reason="; ".join(filter(None, reasons)))
+    verdict = replace(judged, reason="; ".join(filter(None, (judged.reason, *copies, UNCHECKED))))
     return tuple(verdict for _ in pairs), verdict
 
 
@@ -69,10 +66,7 @@ def _contradictions(runs: Mapping[str, Run], margins: Margins) -> Verdict | None
 
 
 def _curve(run: Run) -> Curve:
-    """Return the curve of a run. The units of its numbers follow from their shortest digits, without trailing zeros."""
     assert run.attempt is not None, "a log is read before its run exists"
-    steps = run.attempt.steps
     # A missing column is read as NaN, like a NaN that the program computed.
     known = [metric for metric in METRICS if metric in run.attempt.environment["metrics"]]
-    units = {metric: np.array([unit_of(repr(float(value))) for value in steps.of(metric)]) for metric in known}
-    return Curve(steps, units, ("step", *known))
+    return curve_of_record(run.attempt.steps, known)

@@ -17,8 +17,7 @@ from analysis.pairing.first_replay import compare_first_replays
 from analysis.pairing.flaky_attempts import contradictions
 from analysis.pairing.parameter_updates import both_update, check_end, check_updates
 from analysis.pairing.precapture_check import capture_step, check_numbers, check_phases
-from analysis.pairing.printed_metrics import check_digits, check_sources
-from analysis.pairing.program_settings import check_settings
+from analysis.pairing.program_settings import check_settings, check_sources, rounded_metrics, widen_by_rounding
 from analysis.pairing.step_checks import has_clean_checks
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
@@ -177,10 +176,13 @@ def _judge_pair(
     captured, equal = capture_step(graphed.steps, spec), exact is not None
     if changed := compare_first_replays(eager, graphed, [one for one in repeats if one is not eager], captured).fault():
         return changed
-    if unlike := check_agreement([eager.steps, *others], [graphed.steps], captured, margins, equal=equal):
+    named = {f"eager run {place}": steps for place, steps in enumerate((eager.steps, *others))}
+    wide = widen_by_rounding(margins, graphed, named, {"graphed run": graphed.steps}, slice(captured))
+    if unlike := check_agreement([*named.values()], [graphed.steps], captured, wide, equal=equal):
         return Verdict("INCOMPARABLE", unlike.reason, unlike.fix)
     if spec.engine == "command":
-        return check_digits(eager, graphed, exact, margins)
+        # All repeats together decide on numbers that may be rounded.
+        return None if rounded_metrics(graphed) else exact
     # With this overlap, parameters of other ranks arrive in the next forward pass.
     return exact if spec.parallelism.overlap_param_gather else check_end(exact, eager, graphed, repeats)
 

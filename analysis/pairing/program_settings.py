@@ -1,17 +1,30 @@
-"""Compare the settings of two runs of a user's program. They may differ in graph settings and in names the recipe allows."""
+"""Compare two runs of a user's program: their settings, and where their metrics come from.
+
+Settings may differ in graph settings and in names the recipe allows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from analysis.curves.curve import curve_of_record
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt
+from analysis.records.steps import Metric
+from analysis.verdict.completeness import Curves
+from analysis.verdict.curve_difference import METRICS
+from analysis.verdict.rounding import Units, rounding_of, widen
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 
 _DECIDED_ELSEWHERE = ("program.command:", "choices.", "digests.")
-"""Other modules decide on these. The command contains the graph settings, analysis.pairing.printed_metrics judges sources, and
-a digest differs only if something else differs."""
+"""Other modules decide on these. The command contains the graph settings, :func:`check_sources` judges choices, and a digest
+differs only if something else differs."""
+SOURCES = ("loss", "grad_norm", "steps", "metrics")
+"""The observer's records of where a run's steps come from."""
+_MAY_ROUND = ("printed", "its logger")
+"""The sources of a metric that may round it."""
+_FIX = "print the loss and gradient norm with nine digits in JSON lines, or call launch.observe.step(loss=..., grad_norm=...)"
 
 
 def check_settings(eager: Attempt, graphed: Attempt, margins: Margins) -> Verdict | None:
@@ -33,3 +46,33 @@ def is_allowed(difference: str, margins: Margins) -> bool:
     """Return whether the name of a difference or its section is allowed: ``settings.NCCL_ALGO`` or ``settings``."""
     name = difference.partition(":")[0]
     return any(name == allowed or name.startswith(f"{allowed}.") for allowed in margins.allow_differences)
+
+
+def check_sources(eager: Attempt, graphed: Attempt) -> Verdict | None:
+    """Return INCOMPARABLE if the metrics of a pair come from different sources."""
+    before, after = ({name: _choices(attempt).get(name) for name in SOURCES} for attempt in (eager, graphed))
+    if differing := [name for name in SOURCES if before[name] != after[name]]:
+        told = "; ".join(f"{name}: {before[name]} (eager), {after[name]} (graphed)" for name in differing)
+        return Verdict("INCOMPARABLE", f"the metrics of the runs come from different sources: {told}", _FIX)
+    return None
+
+
+def rounded_metrics(attempt: Attempt) -> list[Metric]:
+    """Return the metrics that their source may have rounded."""
+    return [metric for metric in METRICS if _choices(attempt).get(metric) in _MAY_ROUND]
+
+
+def units_of_runs(attempt: Attempt, runs: Curves) -> dict[str, Units]:
+    """Return the units of each run's metrics that may be rounded. Their sources are those of ``attempt``."""
+    metrics = rounded_metrics(attempt)
+    return {name: curve_of_record(steps, metrics).rounded for name, steps in runs.items()}
+
+
+def widen_by_rounding(margins: Margins, attempt: Attempt, eager: Curves, graphed: Curves, window: slice) -> Margins:
+    """Return margins that differences in ``window`` do not exceed by rounding alone."""
+    return widen(margins, rounding_of(eager, units_of_runs(attempt, {**eager, **graphed}), window))
+
+
+def _choices(attempt: Attempt) -> dict[str, str]:
+    choices = attempt.environment.get("choices")
+    return dict(choices) if isinstance(choices, dict) else {}

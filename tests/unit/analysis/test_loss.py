@@ -503,7 +503,7 @@ def test_what_is_printed_too_coarsely_shows_nothing(
         assert said.startswith("INCONCLUSIVE\n")
         assert (
             f"in units of {10**-decimals:g} (" in said
-            and "margin of 0.001 does not show" in said
+            and "beyond its margin of 0.001" in said
             and "print nine digits" in said
         )
 
@@ -604,7 +604,7 @@ def test_gradient_norms_are_printed_finely_enough_for_their_size(
         return judged(capsys, files[:2], files[2:])
 
     coarse = said(0.0396, 3, 1.02)
-    assert coarse.startswith("INCONCLUSIVE\nthe gradient norm is recorded in units of 0.024")
+    assert coarse.startswith("INCONCLUSIVE\nthe gradient norm is recorded in units of 0.001 (")
     assert said(2.0, 3).startswith("EQUIVALENT")
     assert said(0.0396, 6).startswith("EQUIVALENT")
     assert said(0.0396, 6, 1.03).startswith("DIVERGED")
@@ -612,20 +612,29 @@ def test_gradient_norms_are_printed_finely_enough_for_their_size(
     assert "grad_norm is 0 at 120 of 120 steps" in said(3e-4, 3), "of 0.000 and 0.001 none is off"
 
 
-@pytest.mark.parametrize("form", ["{!r}", "{:.6E}", "{:.9g}"])
-def test_full_precision_is_fine_enough_though_trailing_zeros_are_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("{!r}", ("BITWISE", "BITWISE")),
+        ("{:.9g}", ("BITWISE", "BITWISE")),
+        ("{:.8e}", ("BITWISE", "BITWISE")),
+        ("{:.7g}", ("EQUIVALENT", "INCONCLUSIVE")),
+        ("{:.5f}", ("EQUIVALENT", "INCONCLUSIVE")),
+    ],
+)
+def test_bits_need_nine_digits_though_trailing_zeros_may_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, words: tuple[str, str]
 ) -> None:
     def written(name: str) -> Path:
         losses = (FALLING * 10).astype(np.float32).tolist()
-        losses[20] = 2.5
+        losses[20] = 2.5 if "g" in form or "r" in form else losses[20]
         rows = [f'{{"run": "{name}", "step": {i}, "loss": {form.format(loss)}}}' for i, loss in enumerate(losses)]
         (tmp_path / name).write_text("\n".join(rows))
         return tmp_path / name
 
     files = [written("e"), written("g")]
-    assert judged(capsys, files[:1], files[1:]).startswith("BITWISE\n")
-    assert judged(capsys, files[:1], files[1:], "--loss-margin", "0").startswith("BITWISE\n")
+    assert judged(capsys, files[:1], files[1:]).startswith(f"{words[0]}\n")
+    assert judged(capsys, files[:1], files[1:], "--loss-margin", "0").startswith(f"{words[1]}\n")
 
 
 def test_a_norm_of_minus_one_on_both_sides_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,41 @@ def test_a_run_that_resumed_a_checkpoint_is_named(tmp_path: Path, numbered: bool
         assert found.verdict == "INCOMPARABLE" and "numbers its first step 0 (eager) and 110 (graphed)" in found.reason
     else:
         assert found.verdict == "INCONCLUSIVE" and "the runs do not start alike" in found.reason, found
+
+
+CASES = {
+    "digits that show the margin": ("printed", 6, 1e-5, 0.0, "EQUIVALENT", ""),
+    "equal digits": ("printed", 6, 0.0, 0.0, "EQUIVALENT", "all printed digits are equal"),
+    "equal digits of a logger": ("its logger", 6, 0.0, 0.0, "EQUIVALENT", "all printed digits are equal"),
+    "equal bits": ("launch.observe.step", 6, 0.0, 0.0, "BITWISE", ""),
+    "all digits": ("printed", 17, 0.0, 0.0, "BITWISE", ""),
+    "too few digits": ("printed", 2, 1e-5, 0.0, "INCONCLUSIVE", "recorded in units of 0.01 (eager repeat 0, step "),
+    "too few equal digits": (
+        "printed",
+        2,
+        0.0,
+        0.0,
+        "INCONCLUSIVE",
+        "recorded in units of 0.01 (eager repeat 0, step ",
+    ),
+    "off by less than the digits show": ("printed", 2, 1e-5, 0.01, "INCONCLUSIVE", "recorded in units of 0.01"),
+    "far off despite too few digits": ("printed", 2, 1e-5, 0.2, "DIVERGED", "the loss is "),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rounded_numbers_show_what_their_digits_show(tmp_path: Path, name: str) -> None:
+    source, decimals, noise, off, verdict, reason = CASES[name]
+
+    def rounded(run: records.AttemptRecord) -> None:
+        draw = random.Random(10 * run.spec.repeat + run.spec.graphed)
+        for line in run.metrics:
+            graphed = run.spec.graphed and line["phase"] in ("settle", "measure")
+            line["loss"] = round(line["loss"] + draw.gauss(0, noise) + off * graphed, decimals)
+        choices = {"loss": source, "grad_norm": "computed by the observer"}
+        run.events[0].append({**run.events[0][0], "kind": "choices", "choices": choices})
+
+    sweep = records.write_sweep(tmp_path / "mine", edit=rounded)
+    (found,) = (cell for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
+    assert found.verdict is not None and found.verdict.verdict == verdict, found.verdict
+    assert reason in found.verdict.reason
