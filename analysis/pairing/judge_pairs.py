@@ -23,6 +23,7 @@ from analysis.pairing.precapture_check import START_ALIKE, describe_unlike_start
 from analysis.pairing.program_settings import units_of_runs, widen_by_rounding
 from analysis.records.run import Attempt, Digests, attempts_of
 from analysis.records.steps import Integers, Steps
+from analysis.verdict.completeness import Curves
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS
 from analysis.verdict.curve_evidence import CurveEvidence, bitwise_prefix, measure_differences
 from analysis.verdict.judge_curves import judge_curves
@@ -37,8 +38,6 @@ _HOW_OFTEN = "correct this first; more repeats in a sweep of its own show how of
 OTHER_CONDITIONS = 10.0
 """If eager repeats are this many times as far apart before the capture as the runs of a pair, they did not run alike."""
 _ONE_MACHINE = "run all repeats on one machine, in a sweep with another name"
-
-Curves = Mapping[str, Steps]
 
 
 @dataclass(frozen=True)

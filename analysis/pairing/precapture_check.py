@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
 from analysis.records.run import Attempt
 from analysis.records.steps import Steps
+from analysis.verdict.completeness import Curves
+from analysis.verdict.judge_curves import first_compared
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
@@ -58,14 +59,14 @@ def check_numbers(eager: Attempt, graphed: Attempt, margins: Margins) -> Verdict
     return Verdict("INCOMPARABLE", reason, START_ALIKE)
 
 
-def describe_unlike_start(runs: Mapping[str, Steps], margins: Margins) -> str:
+def describe_unlike_start(runs: Curves, margins: Margins) -> str:
     """Say that runs of a user's program begin with other losses before anything is captured; return "" if they do not."""
     eager = {name: steps for name, steps in runs.items() if len(steps) and steps.phase[0] == "warmup"}
     losses = _unlike_losses(eager, margins, UNLIKE)
     return f"the runs do not start alike: before any capture, {losses}" if losses else ""
 
 
-def _unlike_losses(runs: Mapping[str, Steps], margins: Margins, at_least: float) -> str:
+def _unlike_losses(runs: Curves, margins: Margins, at_least: float) -> str:
     """Name losses of the first step that are more than ``at_least`` margins apart; return "" if none are."""
     losses = {name: float(steps.loss[0]) for name, steps in runs.items() if len(steps)}
     if len(losses) < 2:
@@ -80,5 +81,4 @@ def capture_step(graphed: Steps, spec: RunSpec) -> int:
     """Return the last step before the comparison: the capture step of ``spec``, or of a user's program its last capture."""
     if spec.engine != "command":
         return spec.cuda_graph.capture_step
-    captured = graphed.step[graphed.phase == "capture"]
-    return int(captured[-1]) if len(captured) else 0
+    return (first_compared(graphed.phase) or 1) - 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from analysis.curves.curve import curve_of_record
@@ -86,6 +86,7 @@ def run(random: np.random.Generator, size: float, noise: float, loss: Floats, no
     st.sampled_from(METRICS),
     st.integers(0, STEPS - 1),
 )
+@example(0, ".7g", ".0f", 2.0, 0.0, 0.95, "grad_norm", 0)
 def test_no_verdict_contradicts_the_true_curves(
     seed: int, loss: str, norm: str, size: float, noise: float, margins_off: float, metric: str, since: int
 ) -> None:
