@@ -35,8 +35,10 @@ _SUMMARY = re.compile(r"\btrain_runtime\b|^\s*train_loss\s+=|^step \d+: train lo
 """The lines with the mean loss of a whole run that Hugging Face's Trainer and its example scripts print at the end, and nanoGPT's
 estimates over some batches."""
 _NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)", re.IGNORECASE)
-_STEP = re.compile(r"(?<!/)(?<!/ )(?<!per )\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b(?!\s*%|,\d)", re.IGNORECASE)
+_STEP = re.compile(r"(?<!/)(?<!/ )(?<!per )\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b(?!\s*%|,\d|\.\d)", re.IGNORECASE)
 """The number of a step. A time per step (``ms/step: 83``) is none."""
+_UNIT = re.compile(r"\s*(?:[mun\u00b5]?s|m?secs?|(?:milli|micro)?seconds?)\b", re.IGNORECASE)
+"""A unit of time after a number: ``step 83 ms`` is the time of a step."""
 _NUMBERED = re.compile(r"(?:step|iteration|iter|epoch)$", re.IGNORECASE)
 _COMMA = re.compile(
     r"([A-Za-z][A-Za-z_ /.-]{0,40}?)['\"]?(?:\s*[:=]\s*|\s+)([-+]?\d[\d.]{0,30},\d[\d.,]{0,30})", re.IGNORECASE
@@ -70,8 +72,10 @@ def texts_in_line(line: str) -> dict[Column, str]:
         pairs = list(_PAIR.finditer(text))
         if _OTHER.search(_words_before_loss(text, pairs)):
             return {}
-        found = _columns({pair[1]: pair[2] for pair in reversed(pairs)})
-        if "step" not in found and (step := _STEP.search(text)):
+        found = _columns({pair[1]: pair[2] for pair in reversed(pairs) if not _is_time(pair, text)})
+        if "step" not in found and (
+            step := next((one for one in _STEP.finditer(text) if not _is_time(one, text)), None)
+        ):
             found["step"] = step[1]
     return found if "loss" in found else {}
 
@@ -92,11 +96,26 @@ def _words_before_loss(text: str, pairs: Sequence[re.Match[str]]) -> str:
     return " ".join([*words, *(pair[1] for pair in pairs[:number] if _NUMBERED.search(pair[1]))])
 
 
+def _is_time(number: re.Match[str], text: str) -> bool:
+    """Return whether a unit of time follows ``number`` in ``text``."""
+    return bool(_UNIT.match(text, number.end()))
+
+
+def is_value_of(column: Column, number: float) -> bool:
+    """Return whether ``number`` may be a value of ``column``. Steps have whole numbers: ``step: 0.083`` is a time."""
+    return column != "step" or number.is_integer()
+
+
 def _columns(record: Mapping[Any, Any]) -> dict[Column, str]:
     found: dict[Column, str] = {}
     for name, value in record.items():
         column = column_of(str(name))
-        if column is not None and column not in found and _NUMBER.fullmatch(str(value)):
+        if (
+            column is not None
+            and column not in found
+            and _NUMBER.fullmatch(str(value))
+            and is_value_of(column, float(str(value)))
+        ):
             found[column] = str(value)
     return found
 

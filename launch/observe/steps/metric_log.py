@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, get_args
 
-from launch.contract.metric_names import Column, column_of, texts_in_line
+from launch.contract.metric_names import Column, column_of, is_value_of, texts_in_line
 
 Metric = Literal["loss", "grad_norm"]
 Source = Literal[
@@ -153,9 +153,11 @@ def columns_in(record: Mapping[Any, Any]) -> dict[Column, float]:
         if column is not None and column not in found and not isinstance(value, bool):
             try:
                 # float() of a tensor with a gradient warns.
-                found[column] = float(value.detach() if hasattr(value, "detach") else value)
+                number = float(value.detach() if hasattr(value, "detach") else value)
             except (TypeError, ValueError):
                 continue
+            if is_value_of(column, number):
+                found[column] = number
     return found
 
 
