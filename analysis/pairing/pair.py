@@ -17,7 +17,13 @@ from analysis.pairing.first_replay import compare_first_replays
 from analysis.pairing.flaky_attempts import contradictions
 from analysis.pairing.parameter_updates import both_update, check_end, check_updates
 from analysis.pairing.precapture_check import capture_step, check_numbers, check_phases
-from analysis.pairing.program_settings import check_settings, check_sources, rounded_metrics, widen_by_rounding
+from analysis.pairing.program_settings import (
+    all_rounded,
+    check_settings,
+    check_sources,
+    rounded_metrics,
+    widen_by_rounding,
+)
 from analysis.pairing.step_checks import has_clean_checks
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
@@ -180,11 +186,13 @@ def _judge_pair(
     wide = widen_by_rounding(margins, graphed, named, {"graphed run": graphed.steps}, slice(captured))
     if unlike := check_agreement([*named.values()], [graphed.steps], captured, wide, equal=equal):
         return Verdict("INCOMPARABLE", unlike.reason, unlike.fix)
-    if spec.engine == "command":
-        # All repeats together decide on numbers that may be rounded.
-        return None if rounded_metrics(graphed) else exact
     # With this overlap, parameters of other ranks arrive in the next forward pass.
-    return exact if spec.parallelism.overlap_param_gather else check_end(exact, eager, graphed, repeats)
+    ended = exact if spec.parallelism.overlap_param_gather else check_end(exact, eager, graphed, repeats)
+    if spec.engine != "command" or not rounded_metrics(graphed):
+        return ended
+    # Rounding of other kernels may change parameters alone. All repeats together decide on numbers that may be rounded.
+    known = exact if all_rounded(eager, graphed) else ended
+    return None if known and known.verdict == "BITWISE" else known
 
 
 def _exclude(eager: Attempt, graphed: Attempt, spec: RunSpec, margins: Margins) -> Verdict | None:

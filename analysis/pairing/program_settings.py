@@ -68,6 +68,12 @@ def units_of_runs(attempt: Attempt, runs: Curves) -> dict[str, Units]:
     return {name: curve_of_record(steps, metrics).rounded for name, steps in runs.items()}
 
 
+def all_rounded(eager: Attempt, graphed: Attempt) -> bool:
+    """Return whether each metric lacks bits in one of the runs."""
+    units = units_of_runs(graphed, {"eager run": eager.steps, "graphed run": graphed.steps}).values()
+    return all(any(of_run[metric].any() for of_run in units if metric in of_run) for metric in METRICS)
+
+
 def widen_by_rounding(margins: Margins, attempt: Attempt, eager: Curves, graphed: Curves, window: slice) -> Margins:
     """Return margins that differences in ``window`` do not exceed by rounding alone."""
     return widen(margins, rounding_of(eager, units_of_runs(attempt, {**eager, **graphed}), window))

@@ -137,3 +137,31 @@ def test_rounded_numbers_show_what_their_digits_show(tmp_path: Path, name: str) 
     (found,) = (cell for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
     assert found.verdict is not None and found.verdict.verdict == verdict, found.verdict
     assert reason in found.verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("digits", "verdict"),
+    [
+        ({}, "INCONCLUSIVE"),
+        (dict.fromkeys(("loss", "grad_norm"), 17), "INCONCLUSIVE"),
+        ({"loss": 6}, "INCONCLUSIVE"),
+        ({"loss": 6, "grad_norm": 6}, "EQUIVALENT"),
+    ],
+    ids=["exact", "printed with all digits", "the norm is exact", "rounded"],
+)
+def test_a_fault_that_only_parameters_show_does_not_pass(tmp_path: Path, digits: dict[str, int], verdict: str) -> None:
+    """If all numbers are rounded, rounding of other kernels may change parameters alone."""
+
+    def differ(run: records.AttemptRecord) -> None:
+        for line in run.metrics:
+            line |= {name: round(line[name], decimals) for name, decimals in digits.items()}
+        sources = dict.fromkeys(("loss", "grad_norm"), "launch.observe.step") | dict.fromkeys(digits, "printed")
+        run.events[0].append({**run.events[0][0], "kind": "choices", "choices": sources})
+        for event in run.events[0]:
+            if event["kind"] == "parameters" and event["digest"] == "last" and run.spec.graphed:
+                event["digest"] = "other"
+
+    sweep = records.write_sweep(tmp_path / "mine", edit=differ)
+    (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
+    assert found is not None and found.verdict == verdict, found
+    assert ("the parameters of rank 0 differ after the last step" in found.reason) == (verdict == "INCONCLUSIVE")
