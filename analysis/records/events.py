@@ -56,10 +56,16 @@ def _read_rank(paths: AttemptPaths, rank: int, problems: list[str]) -> list[dict
     try:
         events = [dict(event) for event in read_rank(paths, rank)]
         without_identity(paths, events[0] if events else {})
-        return events
+        return _that_count(events)
     except DAMAGE as error:
         problems.append(f"events of rank {rank} cannot be read: {describe_error(error)}")
         return []
+
+
+def _that_count(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out what was recorded of steps that were counted otherwise, before the program announced its first step."""
+    first = max((place for place, event in enumerate(events) if is_of(event, "announced")), default=0)
+    return [event for event in events[:first] if event.get("kind") not in ("gradients", "parameters")] + events[first:]
 
 
 def _read_by_rank(

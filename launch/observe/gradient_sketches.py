@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count
 
 import torch
 
@@ -35,7 +36,7 @@ def sketch(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[G
     for place, parameter in enumerate(parameters):
         gradient = gradient_of(parameter)
         if gradient is not None and not gradient.is_sparse:
-            told.append(names.get(id(parameter), f"parameter {place} of shape {tuple(parameter.shape)}"))
+            told.append(names[id(parameter)])
             numbers.append(_numbers(gradient, place))
     rows = torch.stack(numbers).tolist() if numbers else []
     # With loss scaling, gradients may overflow in the first steps.
@@ -58,12 +59,23 @@ def _numbers(gradient: torch.Tensor, seed: int) -> torch.Tensor:
     return sums
 
 
-def parameter_names(parameters: Iterable[torch.Tensor]) -> dict[int, str]:
+def parameter_names(parameters: Sequence[torch.Tensor], taken: Collection[str]) -> dict[int, str]:
     """Return the longest name that a module of this process has for each parameter, by its id.
 
-    Megatron's optimizers update fp32 copies, which are the ``main_param`` of the model's parameters.
+    Parameters without one are named by their place. A number follows a name that is ``taken``, as by another model of one class.
     """
-    wanted = {id(parameter) for parameter in parameters}
+    found, names, used = _names_in_modules({*map(id, parameters)}), dict[int, str](), {*taken}
+    for place, parameter in enumerate(parameters):
+        name = found.get(id(parameter), f"parameter {place} of shape {tuple(parameter.shape)}")
+        if name in used:
+            name = next(one for number in count(2) if (one := f"{name} ({number})") not in used)
+        used.add(name)
+        names[id(parameter)] = name
+    return names
+
+
+def _names_in_modules(wanted: Collection[int]) -> dict[int, str]:
+    """Return names by id. Megatron's optimizers update fp32 copies, the ``main_param`` of the model's parameters."""
     names: dict[int, str] = {}
     # Use type(), because asking a weak proxy for its class fails once its object is gone.
     for module in [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -17,16 +17,17 @@ class Optimizers:
         self.seen: dict[int, torch.optim.Optimizer] = {}
         self.scaled = False
         """Whether a gradient scaler skips steps whose gradients are not finite."""
-        self._names: dict[int, Mapping[int, str]] = {}
+        self._names: dict[int, str] = {}
+        """The names of parameters by their ids."""
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         self.seen[id(optimizer)] = optimizer
 
     def sketch(self, optimizer: torch.optim.Optimizer) -> tuple[GradientSketch, ...]:
         """Return sketches of the gradients of ``optimizer``. The host waits."""
-        if id(optimizer) not in self._names:
-            self._names[id(optimizer)] = parameter_names(_parameters([optimizer]))
-        return tuple(sketch(optimizer, self._names[id(optimizer)]))
+        if unnamed := [one for one in _parameters([optimizer]) if id(one) not in self._names]:
+            self._names |= parameter_names(unnamed, {*self._names.values()})
+        return tuple(sketch(optimizer, self._names))
 
     def norm(self) -> torch.Tensor | None:
         """Return the norm of this rank's own parts of all gradients, or None if there are none."""

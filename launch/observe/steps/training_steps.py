@@ -8,7 +8,7 @@ import torch
 
 from launch.contract.errors import ProgramError
 from launch.contract.metric_names import Column
-from launch.contract.records.gradient_sketch import StepSketch
+from launch.contract.records.gradient_sketch import GradientSketch, StepSketch
 from launch.contract.spec import RunSpec
 from launch.observe.graph_counter import GraphCounter
 from launch.observe.inspected_steps import InspectedSteps
@@ -40,6 +40,8 @@ class TrainingSteps:
         """When the last optimizer stepped."""
         self._trace: StepsTrace | None = None
         self._inspected: InspectedSteps | None = None
+        self._latest: dict[int, tuple[GradientSketch, ...]] = {}
+        """The last sketch of each optimizer, by its id."""
         self.announced = False
         """Whether the program announces its steps itself."""
         self._start_counting("optimizer steps")
@@ -63,6 +65,12 @@ class TrainingSteps:
         self._rank.begin(self.phases.phase)
         self.announced = True
         self._start_counting("launch.observe.step")
+        if self._rank.recorder is not None:
+            self._rank.recorder.write("announced")
+            # An optimizer may have stepped several times, to warm up or within the step that ends now.
+            for gradients in self._latest.values():
+                self._rank.recorder.write("gradients", sketch=StepSketch(0, gradients))
+        self._latest.clear()
 
     @property
     def timed(self) -> bool:
@@ -128,6 +136,8 @@ class TrainingSteps:
             with recorder.excluding():
                 gradients = self.optimizers.sketch(optimizer)
             recorder.write("gradients", sketch=StepSketch(self._running, gradients))
+            if not self.announced:
+                self._latest[id(optimizer)] = gradients
         except (RuntimeError, TypeError, NotImplementedError) as error:
             recorder.note(f"gradients have no sketch, so those of the first replays are not compared: {error}")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import analysis.records.events
 from launch.common.typed_json import from_json
 from launch.contract.paths import IMAGE
 from launch.contract.records.gradient_sketch import StepSketch
@@ -388,6 +389,39 @@ def test_gradients_of_the_first_steps_are_sketched_by_name(tmp_path: Path) -> No
     assert before[4] == after[4]
     assert after[5]["weight"].distance(before[5]["weight"]) == pytest.approx(before[5]["weight"].norm, rel=1.0)
     assert after[5]["bias"] == before[5]["bias"]
+
+
+CRITIC = """
+import torch
+from launch.observe import step
+torch.manual_seed(0)
+critic, model = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (critic, critic, critic, model)]
+run = torch.compile(model, backend="eager", dynamic=False) if COMPILE else model
+for batch in torch.randn(STEPS, 8, 4):
+    for optimizer, one in zip(optimizers, (critic, critic, critic, run)):
+        optimizer.zero_grad()
+        loss = one(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+    step(loss=loss, grad_norm=1.0)
+"""
+
+
+def test_sketches_belong_to_the_steps_that_the_program_announces(tmp_path: Path) -> None:
+    """The critic steps three times in each training step. The first of these steps were counted before the announcement."""
+    found = []
+    for graphed in (False, True):
+        seen = observe(tmp_path / str(graphed), CRITIC, spec_of(graphed=graphed))
+        problems: list[str] = []
+        events = analysis.records.events.read_events(seen.attempt, 1, problems)[0]
+        assert not problems and seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+        sketches = [from_json(StepSketch, event["sketch"]) for event in events if event["kind"] == "gradients"]
+        found.append({(one.step, row.name): row for one in sketches for row in one.gradients})
+    eager, graphed = found
+    assert {name for _, name in eager} == {"weight", "bias", "weight (2)", "bias (2)"}
+    assert {step for step, _ in eager} == {*range(5)} and {step for step, _ in graphed} == {*range(3)}
+    assert all(eager[place].distance(row) < 1e-6 for place, row in graphed.items())
 
 
 def test_a_known_fault_of_the_program_is_noted(tmp_path: Path) -> None:
