@@ -261,7 +261,9 @@ def _varying_fields(recipe: Recipe) -> frozenset[str]:
     for axis in recipe.axes:
         points = [dict(leaves(patch)) for patch in axis]
         for key in {key: None for point in points for key in point}:
-            values[key] = {point.get(key) for point in points}
+            # A flag may have a list of words.
+            found = (point.get(key) for point in points)
+            values[key] = {tuple(value) if isinstance(value, list) else value for value in found}
     return frozenset(
         key
         for key, several in values.items()

@@ -115,6 +115,8 @@ class TopLevel:
 
 def _check_placeholders(words: Any) -> Flaw | None:
     """Return what is wrong with the names in braces of ``words``, which are a text, or a value that is printed as one."""
+    if any("\0" in str(word) for word in (words if isinstance(words, list) else [words])):
+        return Flaw("a null character, which no command line can contain", "remove it")
     unknown = unknown_placeholders(str(words))
     if not unknown:
         return None

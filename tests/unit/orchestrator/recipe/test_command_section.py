@@ -42,6 +42,12 @@ def test_flags_are_axes(tmp_path: Path) -> None:
     assert [cell.label for cell in found] == ["eager, tp-size=1", "a, tp-size=1", "b, tp-size=1", "eager, tp-size=2", "a, tp-size=2", "b, tp-size=2"]  # fmt: skip
     assert found[0].spec.command.flags == ("--bare", "--several", "1", "2", "--x", "3", "--tp-size", "1")
     assert len({cell.spec.workload_id for cell in found}) == 2
+    found = cells(tmp_path, f"{HEAD}{COMMAND}sweep.grid.command.flags.sizes: [[1, 2], [3, 4]]\n")
+    assert [cell.spec.command.flags for cell in found if not cell.spec.graphed] == [
+        ("--sizes", "1", "2"),
+        ("--sizes", "3", "4"),
+    ]
+    assert len({cell.label for cell in found}) == 6
 
 
 @pytest.mark.parametrize(
@@ -66,6 +72,8 @@ def test_flags_are_axes(tmp_path: Path) -> None:
             'command.flags.x = "{tpp}": {tpp} is not a placeholder',
         ),
         (HEAD + COMMAND.replace("t.py", '"t.py'), "not the words of a command: no closing quotation"),
+        (HEAD + COMMAND.replace("[-g]", '["\\0"]'), "a null character"),
+        (HEAD + COMMAND.replace("python t.py", '"python \\0"'), "a null character"),
         (HEAD + COMMAND.replace("python t.py", "''"), 'command.run = "": no command'),
         (HEAD + COMMAND.replace("run: python t.py, ", ""), "command: no program to run"),
     ],
