@@ -110,7 +110,7 @@ SPEC = FailureClass(
 )
 KERNEL_OOM = FailureClass("KERNEL_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks per node")
 EXIT = FailureClass("EXIT", "FAILED", "see logs/launcher.log and the ranks' logs")
-PROGRAM = FailureClass("PROGRAM", "FAILED", "its rank's log has its output; if the program did train, its Python did not load the observer: start it as python -m launch.observe PROGRAM, with the checkout on PYTHONPATH")  # fmt: skip
+PROGRAM = FailureClass("PROGRAM", "FAILED", "its rank's log has its output; if the program did train, it has no torch.optim optimizer: call launch.observe.step(loss=..., grad_norm=...) at the end of each step; or its Python did not load the observer: start it as python -m launch.observe PROGRAM, with the checkout on PYTHONPATH")  # fmt: skip
 SIGNALS: tuple[FailureClass, ...] = (
     FailureClass("SIGKILL", "FAILED", "a user killed it, or the kernel did because memory ran out: give the job more host memory, or ask who killed it"),
     FailureClass("SIGSEGV", "FAILED", "an error in native code: the rank's log holds the Python stack"),

@@ -179,8 +179,8 @@ class StepLines:
             )
         if ended < wanted:
             return (
-                f"the program ended after {ended} of {wanted} steps of its optimizer: let it take {wanted} ({{steps}} in the "
-                "command), not counting those that it skips, as loss scaling does"
+                f"the program ended after {ended} of {wanted} steps of its optimizer: read in its log whether it failed, else let it "
+                f"take {wanted} ({{steps}} in the command), not counting those that it skips, as loss scaling does"
             )
         for metric in ("loss", "grad_norm"):
             if self.log.source(metric) is None:
