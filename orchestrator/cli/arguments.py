@@ -77,7 +77,7 @@ def add_target(parser: Parser) -> None:
         "--executor",
         choices=("auto", "slurm", "local", "debug"),
         default="auto",
-        help="auto: Slurm if it answers, else local; debug: on this host, one bundle after another, in the foreground",
+        help="auto: Slurm if this host is set up for it, else local; debug: on this host, one bundle after another, in the foreground",
     )
     parser.add_argument(
         "--cluster", metavar="NAME", help="use this Slurm cluster profile, not the recipe's (docs/clusters.md)"

@@ -18,7 +18,7 @@ from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.plan.planner import check_budget, gpu_hours, make_plan
 from orchestrator.recipe.expand import ResolvedCell, expand, filter_cells
 from orchestrator.recipe.recipe import Recipe, find_recipe, load
-from orchestrator.submit.executor import Executor, outage, resolve_executor, silence
+from orchestrator.submit.executor import Executor, resolve_executor, silence
 from orchestrator.sweeps.site_constants import constants_file, read_constants
 from orchestrator.sweeps.store import Store
 from orchestrator.targets.host import this_host
@@ -105,8 +105,6 @@ def find_target(arguments: argparse.Namespace, executor: Executor, profile: str)
             f"{arguments.cluster}: profiles are for Slurm, but the runs would start on this host",
             "leave it out, or submit with --executor slurm",
         )
-    if arguments.executor == "auto" and (reason := outage()):
-        sys.stderr.write(f"{reason}: the runs start on this host\n")
     if profile:
         sys.stderr.write(f"cluster {profile!r} is ignored: profiles are for Slurm, but the runs start on this host\n")
     host = this_host()

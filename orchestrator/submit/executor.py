@@ -8,7 +8,7 @@ from typing import Literal
 
 from launch.contract.plan import Plan
 from launch.slurm.command import Unanswered, run
-from orchestrator.errors import input_error
+from orchestrator.errors import SystemFault, input_error
 
 ExecutorName = Literal["auto", "slurm", "local", "debug"]
 Executor = Literal["slurm", "local", "debug"]
@@ -16,22 +16,26 @@ Executor = Literal["slurm", "local", "debug"]
 ANSWER_SECONDS = 30.0
 _UNCONFIGURED = "Could not establish a configuration source"
 """The message of Slurm's commands (20.02 and later) if they are installed but no cluster is configured."""
+_WITHOUT_SLURM = "run on this host: --executor local; plan --cluster NAME needs no Slurm"
 
 
 def resolve_executor(name: ExecutorName) -> Executor:
-    """Return the executor for ``name``: "auto" is Slurm if it answers, otherwise this host.
+    """Return the executor for ``name``: "auto" is Slurm if this host is set up for it, otherwise this host.
 
     Raises:
-        InputError: ``name`` is "slurm", but Slurm does not answer.
+        InputError: ``name`` is "slurm", but this host is not set up for Slurm.
+        SystemFault: this host is set up for Slurm, but Slurm does not answer. "auto" does not fall back to this host then,
+            because it may be a login node.
     """
     if name in ("local", "debug"):
         return name
-    reason = silence()
-    if not reason:
+    unanswered = _check_slurm()
+    if unanswered is None:
         return "slurm"
+    if not unanswered.for_good:
+        raise SystemFault(f"{unanswered}\n    try again when `scontrol ping` prints UP, or {_WITHOUT_SLURM}")
     if name == "slurm":
-        fix = "--executor local runs the sweep on this host; plan --cluster NAME needs no Slurm"
-        raise input_error("--executor", f"slurm: {reason}", fix)
+        raise input_error("--executor", f"slurm: {unanswered}", _WITHOUT_SLURM)
     return "local"
 
 
@@ -76,8 +80,8 @@ def _check_slurm() -> Unanswered | None:
         run("sinfo", "--noheader", seconds=ANSWER_SECONDS)
     except Unanswered as error:
         if error.for_good:
-            return Unanswered("there is no sinfo on PATH", for_good=True)
+            return Unanswered("there is an sbatch on PATH, but no sinfo")
         if _UNCONFIGURED in error.stderr:
             return Unanswered("Slurm is not configured on this host (SLURM_CONF, /etc/slurm/slurm.conf)", for_good=True)
-        return Unanswered(f"Slurm does not answer ({error})")
+        return Unanswered(f"Slurm is installed here, but does not answer ({error})")
     return None

@@ -1,4 +1,4 @@
-"""Test the choice of the executor: Slurm if it answers, else this host, and never one that the plan was not made for."""
+"""Test the choice of the executor: Slurm where it is set up, else this host, and never one that the plan was not made for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from launch.contract.plan import Margins, Plan
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, SystemFault
 from orchestrator.submit import executor
 from orchestrator.submit.executor import check_executor, outage, resolve_executor
 
@@ -46,20 +46,34 @@ AWAY = "slurm_load_partitions: Unable to contact slurm controller (connect failu
 NONE_HERE = "sinfo: fatal: Could not establish a configuration source"
 
 
-@pytest.mark.parametrize(
-    ("printed", "said", "why"),
-    [
-        (AWAY, f"Slurm does not answer ({AWAY})", "connect failure"),
-        (NONE_HERE, "", "Slurm is not configured on this host"),
-    ],
-)
-def test_programs_of_a_cluster_that_does_not_answer_are_an_outage(
-    programs: Path, printed: str, said: str, why: str
-) -> None:
-    install(programs, f"echo '{printed}' >&2; exit 1")
+@pytest.mark.parametrize("name", ["auto", "slurm"])
+def test_slurm_that_does_not_answer_is_an_outage_and_nothing_runs_here_instead(programs: Path, name: Any) -> None:
+    install(programs, f"echo '{AWAY}' >&2; exit 1")
+    with pytest.raises(SystemFault, match="connect failure") as caught:
+        resolve_executor(name)
+    assert "--executor local" in str(caught.value)
+    assert outage() == f"Slurm is installed here, but does not answer ({AWAY})"
+
+
+def test_slurm_that_hangs_is_an_outage(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(programs, "while :; do :; done")
+    monkeypatch.setattr(executor, "ANSWER_SECONDS", 0.1)
+    with pytest.raises(SystemFault, match=r"does not answer \(no answer within 0.1 s\)"):
+        resolve_executor("auto")
+
+
+def test_an_sbatch_without_sinfo_is_an_outage(programs: Path) -> None:
+    install(programs, "")
+    (programs / "sinfo").unlink()
+    with pytest.raises(SystemFault, match="an sbatch on PATH, but no sinfo"):
+        resolve_executor("auto")
+
+
+def test_programs_without_a_cluster_are_no_outage(programs: Path) -> None:
+    install(programs, f"echo '{NONE_HERE}' >&2; exit 1")
     assert resolve_executor("auto") == "local"
-    assert outage() == said
-    with pytest.raises(InputError, match=why):
+    assert outage() == ""
+    with pytest.raises(InputError, match="Slurm is not configured on this host"):
         resolve_executor("slurm")
 
 
@@ -90,5 +104,5 @@ def test_a_sweep_of_slurm_waits_until_slurm_answers(programs: Path) -> None:
     install(programs, f"echo '{AWAY}' >&2; exit 1")
     plan = Plan("x", "", "x.yaml", Margins(), (), (), scheduler="slurm")
     with pytest.raises(InputError) as caught:
-        check_executor(plan, resolve_executor("auto"))
+        check_executor(plan, resolve_executor("local"))
     assert "connect failure" in str(caught.value) and "resume it once Slurm answers" in str(caught.value)
