@@ -134,6 +134,7 @@ class Diagnosis:
 
 
 _JOB_MESSAGES = {
+    "CANCELLED": "its job was cancelled",
     "REQUEUED": "Slurm put its job back into the queue and started it again",
     "GONE": "its job left the queue, and neither squeue nor sacct knows how it ended",
 }

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launch.common.atomic_files import write_json
+from launch.common.atomic_files import write_json, write_text
 from launch.common.poll_interval import poll_interval
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
@@ -83,7 +83,10 @@ def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> tupl
                 f"runs of {plan.name} have not ended {seconds:g} s after being asked to; see status {plan.name}"
             )
     states = read_states(sweep, plan, scheduler.look(read_submissions(sweep)))
-    close_dead_attempts(sweep, states)
+    try:
+        close_dead_attempts(sweep, states)
+    except SystemFault as fault:
+        raise SystemFault(f"the runs have ended, but not every outcome is written yet: {fault}") from fault
     asked = sorted(run_id for run_ids in going.values() for run_id in run_ids)
     return [run_id for run_id in asked if run_id not in states or states[run_id].name == "CANCELLED"], states
 
@@ -105,10 +108,15 @@ def scancel(job_ids: Sequence[str]) -> None:
 
 
 def _write_cancellation(bundle: BundlePaths, run_ids: set[str] | None) -> None:
-    """Cancel ``run_ids`` (None: all) in addition to the runs that are already cancelled."""
+    """Cancel ``run_ids`` (None: all) in addition to the runs that are already cancelled.
+
+    An empty file cancels all, because a full disk still takes it.
+    """
     before = read_cancellation(bundle)
-    everything = run_ids is None or (before is not None and not before.run_ids)
-    write_json(bundle.cancel, None if everything else sorted({*(run_ids or ()), *(before.run_ids if before else ())}))
+    if run_ids is None or (before is not None and not before.run_ids):
+        write_text(bundle.cancel, "")
+    else:
+        write_json(bundle.cancel, sorted({*run_ids, *(before.run_ids if before else ())}))
 
 
 @dataclass(frozen=True)

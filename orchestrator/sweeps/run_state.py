@@ -154,7 +154,9 @@ def _state_without_outcome(owner: BundleOwner, run_id: str, attempt: AttemptPath
     requeued = owner.was_requeued(run_id, attempt.number)
     if owner.lives and not requeued:
         return running
-    evidence = replace(read_evidence(attempt, "job"), job_state="REQUEUED" if requeued else owner.job.state)
+    # A supervisor that was asked to cancel may have found no disk space for an outcome. Its job then ends as FAILED.
+    end = "REQUEUED" if requeued else "CANCELLED" if owner.cancelled(run_id) else owner.job.state
+    evidence = replace(read_evidence(attempt, "job"), job_state=end)
     now, began = time.time(), owner.beginnings.get((run_id, attempt.number))
     outcome = outcome_of_job(evidence, owner.job.nodes, owner.allocation, began.time if began else now, now)
     expected = outcome.matches(expect)

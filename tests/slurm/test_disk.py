@@ -48,6 +48,20 @@ def test_a_run_that_fills_its_disk_is_made_again_once_there_is_room(site: Site) 
     assert set(site.states("full").values()) == {"COMPLETED"}
 
 
+def test_cancel_ends_jobs_though_the_disk_is_full(site: Site) -> None:
+    site.profile(max_jobs=1)
+    points = [{"training.seed": 1}, {"training.seed": 2}]
+    runs = site.begin_unwatched(recipe("full", steps=100_000, sweep={"points": points}))
+    site.wait_for_step("full", runs[0])
+    bound([site.supervisor("full")], 1)
+    cancelled = site.run("cancel", "full", limit_bytes=1)
+    assert cancelled.returncode == 2 and "the runs have ended, but not every outcome" in cancelled.stderr
+    assert "free space there" in cancelled.stderr
+    assert site.queue() == {}
+    assert site.states("full") == dict.fromkeys(runs, "CANCELLED")
+    site.wait_for_nobody(5)
+
+
 def test_where_nothing_can_be_written_the_outcome_waits_for_room_and_the_bundle_goes_on(
     cluster: Cluster, tmp_path: Path
 ) -> None:

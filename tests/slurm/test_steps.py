@@ -145,7 +145,7 @@ def test_a_job_that_an_operator_cancels(cluster: Cluster, tmp_path: Path) -> Non
     cluster.run("scancel", bundle.job)
     bundle.wait_until_over()
     cancelled = bundle.outcome(0)
-    assert (cancelled.outcome, cancelled.message) == ("CANCELLED", "its job ended as CANCELLED"), bundle.output()
+    assert (cancelled.outcome, cancelled.message) == ("CANCELLED", "its job was cancelled"), bundle.output()
     assert not bundle.attempt(1).root.exists()
 
 

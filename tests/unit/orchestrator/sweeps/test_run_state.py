@@ -390,6 +390,16 @@ def test_what_was_cancelled_is_not_made_again_unasked(sweep: Sweep) -> None:
     assert sweep.states(j12="PENDING")[:3] == ["CANCELLED", "NUMERIC", "CANCELLED"]
 
 
+def test_a_cancelled_supervisor_that_found_no_space_for_an_outcome_was_cancelled(sweep: Sweep) -> None:
+    sweep.submit("12", (0, 1), (1, 1))
+    sweep.take()
+    sweep.begin(0)
+    assert sweep.states(j12="FAILED")[0] == "FAILED"
+    sweep.bundle.cancel.touch()
+    assert sweep.states(j12="RUNNING")[0] == "RUNNING*"
+    assert sweep.states(j12="FAILED")[:2] == ["CANCELLED", "CANCELLED"]
+
+
 def test_what_the_host_took_over_is_the_host_s(sweep: Sweep) -> None:
     sweep.submit("12", (0, 1))
     sweep.order((0, 1), (1, 1))
