@@ -59,9 +59,9 @@ RESULTS_INTACT = tuple(name for name in OUTCOMES if OUTCOME_TABLE[name].results_
 
 OUT_OF_MEMORY_IN_CHECK = "OOM_STEP_CHECK"
 """The failure class of a run in which only a step check lacked memory. Its supervisor begins it again without checks."""
-_ENDED_FROM_OUTSIDE = ("SUPERVISOR", "JOB_GONE", "SIGKILL")
+_ENDED_FROM_OUTSIDE = ("SUPERVISOR", "SIGKILL")
 """Failure classes of FAILED runs that somebody else may have ended."""
-_NO_NODE_AT_FAULT = {"PREEMPTED", "DISK_FULL"}
+_NO_NODE_AT_FAULT = {"PREEMPTED", "DISK_FULL", "JOB_GONE"}
 """Infrastructure outcomes and failure classes that other nodes would not avoid."""
 
 

@@ -127,7 +127,7 @@ REQUEUED = FailureClass("REQUEUED", "PREEMPTED", "resume the sweep to run it aga
 STEP_MEMORY = FailureClass("STEP_MEMORY", "HOST_OOM", "raise mem in the cluster's profile, or run fewer ranks per node", job_states=("OUT_OF_MEMORY",))  # fmt: skip
 JOB_TIMEOUT = FailureClass("JOB_TIMEOUT", "TIMEOUT", "the job reached its time limit, which is computed from resources.minutes_per_run: raise that", job_states=("DEADLINE", "TIMEOUT"))  # fmt: skip
 SUPERVISOR = FailureClass("SUPERVISOR", "FAILED", "the job's own log under submitit/ may show why its supervisor died; resume the sweep with --failed to run it again", job_states=("COMPLETED", "FAILED"))  # fmt: skip
-JOB_GONE = FailureClass("JOB_GONE", "FAILED", "ask the site what became of the job; resume the sweep with --failed to run it again", job_states=("GONE",))  # fmt: skip
+JOB_GONE = FailureClass("JOB_GONE", "ENVIRONMENT", "ask the site what became of the job; resume the sweep to run it again", infrastructure=True, job_states=("GONE",))  # fmt: skip
 
 FAILURE_CLASSES: tuple[FailureClass, ...] = (
     *EXCEPTION_CLASSES, CANCELLED, TIMEOUT, HANG, TEARDOWN_HANG, TEARDOWN_CRASH, SPEC, KERNEL_OOM, EXIT, PROGRAM, *SIGNALS,

@@ -157,10 +157,12 @@ def test_without_accounts_states_are_right(site: Site) -> None:
     done = site.run("sweep", site.write(recipe("plain", steps=40)))
     assert done.returncode == 0, done.stdout
     gone = orphaned(site, "gone")
-    wait_until(lambda: site.states("gone")[gone] == "FAILED", 60, "its job to be gone", site.queue)
+    wait_until(lambda: site.states("gone")[gone] == "ENVIRONMENT", 60, "its job to be gone", site.queue)
     assert "Slurm keeps no accounting here" in site.run("status", "gone").stdout
     site.run("report", "gone")
     assert site.outcome("gone", gone).failure_class == "JOB_GONE"
+    assert site.run("resume", "gone", "--no-wait").returncode == 0
+    assert site.states("gone")[gone] in ("QUEUED", "RUNNING")
 
 
 def test_a_node_that_fails_ends_what_ran_on_it(site: Site) -> None:

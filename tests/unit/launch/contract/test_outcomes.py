@@ -39,10 +39,10 @@ def test_what_an_outcome_implies(name: OutcomeName) -> None:
 def test_a_failure_of_the_infrastructure_is_no_evidence_of_the_run(row: FailureClass) -> None:
     outcome = ended(row.outcome, row.name, infrastructure=True)
     assert outcome.is_infrastructure and not outcome.is_informative and not outcome.is_own_failure
-    assert outcome.blames_node == (row.name not in ("PREEMPTED", "REQUEUED", "DISK_FULL"))
+    assert outcome.blames_node == (row.name not in ("PREEMPTED", "REQUEUED", "DISK_FULL", "JOB_GONE"))
 
 
-@pytest.mark.parametrize("name", ["SUPERVISOR", "JOB_GONE", "SIGKILL"])
+@pytest.mark.parametrize("name", ["SUPERVISOR", "SIGKILL"])
 def test_what_somebody_else_may_have_ended_is_not_held_against_the_run(name: str) -> None:
     assert name in {row.name for row in FAILURE_CLASSES}
     assert ended("FAILED", name).is_informative and not ended("FAILED", name).is_own_failure

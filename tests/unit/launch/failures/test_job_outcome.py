@@ -27,7 +27,7 @@ CLASSES = {
     "OUT_OF_MEMORY": "STEP_MEMORY", "PREEMPTED": "PREEMPTED", "RECONFIG_FAIL": "NODE_FAIL", "REVOKED": "CANCELLED",
     "TIMEOUT": "JOB_TIMEOUT",
 }  # fmt: skip
-OUTCOME_OF = {"SUPERVISOR": "FAILED", "JOB_GONE": "FAILED", "JOB_TIMEOUT": "TIMEOUT", "STEP_MEMORY": "HOST_OOM"}
+OUTCOME_OF = {"SUPERVISOR": "FAILED", "JOB_GONE": "ENVIRONMENT", "JOB_TIMEOUT": "TIMEOUT", "STEP_MEMORY": "HOST_OOM"}
 
 
 @pytest.mark.parametrize("state", sorted(ENDED))
@@ -36,7 +36,7 @@ def test_every_end_of_a_job_is_the_outcome_of_what_ran_in_it(state: str) -> None
     assert (outcome.outcome, outcome.failure_class) == (OUTCOME_OF.get(CLASSES[state], CLASSES[state]), CLASSES[state])
     assert (outcome.phase, outcome.allocation, outcome.started, outcome.ended) == ("measure", "bundle.1", 100.0, 200.0)
     assert outcome.message and outcome.remedy
-    assert outcome.is_infrastructure == (outcome.outcome in ("NODE_FAIL", "PREEMPTED"))
+    assert outcome.is_infrastructure == (outcome.outcome in ("NODE_FAIL", "PREEMPTED", "ENVIRONMENT"))
 
 
 def test_an_attempt_that_recorded_nothing_ended_at_its_start() -> None:
