@@ -19,7 +19,7 @@ from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, dia
 from launch.slurm.allocation import Allocation, free_port, job_state
 from launch.slurm.command import try_run
 from launch.slurm.job_states import stage_of
-from launch.slurm.step_memory import memory_kill_reason
+from launch.slurm.step_end import step_end
 from launch.supervise.rank_environment import rank_variables
 
 STACKS_SECONDS = 1.0
@@ -126,7 +126,12 @@ class StepRanks:
             asked: EndedBy = "cancel" if state is not None and stage_of(state) == "runs" else "job"
             return dataclasses.replace(evidence, ended_by=asked)
         if diagnose(evidence).failure_class == "SIGKILL":
-            return dataclasses.replace(evidence, over_memory=memory_kill_reason(self._allocation.job, self._name))
+            end = step_end(self._allocation.job, self._name)
+            # srun also cancels its step, if a rank fails or if it is killed itself. Then a rank has recorded its end, or srun's
+            # own code is a signal.
+            by_somebody = end.cancelled and not evidence.exits and self._srun.wait() > 0
+            ended_by: EndedBy = "cancel" if by_somebody else evidence.ended_by
+            return dataclasses.replace(evidence, ended_by=ended_by, over_memory=end.over_memory)
         return evidence
 
     def where(self, diagnosis: Diagnosis) -> str:

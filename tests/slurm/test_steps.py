@@ -149,6 +149,18 @@ def test_a_job_that_an_operator_cancels(cluster: Cluster, tmp_path: Path) -> Non
     assert not bundle.attempt(1).root.exists()
 
 
+def test_a_step_that_an_operator_cancels_is_cancelled_and_the_next_run_begins(cluster: Cluster, tmp_path: Path) -> None:
+    bundle = Bundle(tmp_path, cluster, [ENDLESS, SHORT], ranks=1)
+    bundle.submit()
+    bundle.wait_for_step(0)
+    steps = (line.split() for line in cluster.run("squeue", "--noheader", "--steps", "--format=%i %j").splitlines())
+    (step,) = (step for step, name in steps if name == f"{bundle.run_ids[0]}.1")
+    cluster.run("scancel", step)
+    bundle.wait_until_over()
+    assert bundle.outcomes() == ["CANCELLED", "COMPLETED"], bundle.output()
+    assert bundle.outcome(0).message == "cancelled while it ran"
+
+
 def test_a_node_that_fails_is_named(cluster: Cluster, tmp_path: Path) -> None:
     bundle = Bundle(tmp_path, cluster, [ENDLESS], ranks=1)
     bundle.submit("--no-requeue", "--nodelist=node2,node3")

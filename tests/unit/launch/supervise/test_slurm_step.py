@@ -18,7 +18,7 @@ from launch.contract.plan import Limits
 from launch.contract.spec import Command, Placement, RunSpec
 from launch.failures.diagnose import Diagnosis, Evidence
 from launch.slurm.allocation import PORTS, Allocation, free_port, queue_state
-from launch.slurm.step_memory import parse_memory_kill
+from launch.slurm.step_end import StepEnd, parse_step_end
 from launch.supervise import child_process
 from launch.supervise.slurm_rank import rank_place
 from launch.supervise.slurm_step import StepRanks, srun_command, step_name, step_variables
@@ -187,8 +187,14 @@ def test_what_squeue_says_of_a_job(line: str, state: str | None) -> None:
     ],
 )  # fmt: skip
 def test_memory_that_a_step_was_ended_for(row: tuple[str, str, str, str, str], words: str) -> None:
-    found = parse_memory_kill(*row)
-    assert words in found and bool(words) == bool(found)
+    found = parse_step_end(*row)
+    assert words in found.over_memory and bool(words) == bool(found.over_memory)
+    assert found.cancelled == (not words)
+
+
+@pytest.mark.parametrize("state", ["FAILED", "COMPLETED", "NODE_FAIL", "CANCELLED"])
+def test_a_step_that_nobody_cancelled(state: str) -> None:
+    assert parse_step_end(state, "100948K", "2", "mem=333576K", "cpu=4,mem=409600K,node=2") == StepEnd()
 
 
 def test_a_bundle_of_a_cluster_is_refused_where_there_is_no_job(

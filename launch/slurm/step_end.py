@@ -1,8 +1,9 @@
-"""Ask Slurm's accounting whether a step was killed for its memory."""
+"""Ask Slurm's accounting whether a step was cancelled, or killed for its memory."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from launch.slurm.command import try_run
 
@@ -12,20 +13,37 @@ _FIELDS = "JobName,State,MaxRSS,NNodes,TRESUsageInTot%200,AllocTRES%200"
 _RUNS = ("RUNNING", "PENDING", "")
 
 
-def memory_kill_reason(job: str, step_name: str) -> str:
-    """Describe the memory that the step used and had, if Slurm killed it for memory; "" if not, or without accounting."""
+@dataclass(frozen=True)
+class StepEnd:
+    """How a step ended, if Slurm ended it."""
+
+    cancelled: bool = False
+    """Whether somebody cancelled it (scancel JOB.STEP)."""
+    over_memory: str = ""
+    """The memory that it used and had, in words, if Slurm killed it for memory."""
+
+
+def step_end(job: str, step_name: str) -> StepEnd:
+    """Ask accounting how the step ended. Return nothing if Slurm did not end it, or without accounting."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         listed = try_run("sacct", "--noheader", "--parsable2", "--units=K", f"--jobs={job}", f"--format={_FIELDS}")
         rows = [row.split("|") for row in (listed or "").splitlines()]
         ended = [row for row in rows if row[0] == step_name and row[1] not in _RUNS]
         if ended or time.monotonic() > deadline:
-            return parse_memory_kill(*ended[-1][1:]) if ended else ""
+            return parse_step_end(*ended[-1][1:]) if ended else StepEnd()
         time.sleep(0.5)
 
 
-def parse_memory_kill(state: str, max_rss: str, nodes: str, used: str, granted: str) -> str:
-    """Return :func:`memory_kill_reason` from a row of sacct: sizes in kB ("204800K"), TRES as "cpu=4,mem=409600K".
+def parse_step_end(state: str, max_rss: str, nodes: str, used: str, granted: str) -> StepEnd:
+    """Return :func:`step_end` from a row of sacct: sizes in kB ("204800K"), TRES as "cpu=4,mem=409600K"."""
+    over_memory = _memory_kill(state, max_rss, nodes, used, granted)
+    # A step whose tasks were killed by a signal is CANCELLED too, but by nobody.
+    return StepEnd(state.startswith("CANCELLED by ") and not over_memory, over_memory)
+
+
+def _memory_kill(state: str, max_rss: str, nodes: str, used: str, granted: str) -> str:
+    """Describe the memory that the step used and had, if Slurm killed it for memory; "" if not.
 
     OUT_OF_MEMORY appears only if a control group limits memory. If Slurm itself polls (OverMemoryKill), the step is CANCELLED
     and used more memory than it had on a node, by one task alone or by the mean over its nodes.
