@@ -261,7 +261,10 @@ def _refusal(refused: Refused, array: Array, profile: Profile, before: int) -> O
         )
     asked = f"{len(array.bundles)} x {array.request.nodes} nodes for {array.request.minutes} min"
     if _SUBMIT_LIMIT.search(str(refused)):
-        fix = "each bundle is a job: wait until other jobs have ended, or sweep fewer cells at a time (--only)"
+        fix = (
+            "each bundle is a job, and only so many may be in the queue. Run the command again when others have ended: it "
+            "submits the rest. Or sweep fewer cells at a time (--only)"
+        )
     else:
         fix = f"{PROGRAM} plan RECIPE prints the script; correct the profile, then run the command again"
     return input_error(

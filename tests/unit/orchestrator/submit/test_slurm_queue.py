@@ -229,8 +229,14 @@ def test_a_refusal_is_told_from_a_silence(
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        ("QOSMaxSubmitJobPerUserLimit; Batch job submission failed: Job violates accounting/QOS policy", "wait until"),
-        ("AssocGrpSubmitJobsLimit; Batch job submission failed: Job violates accounting/QOS policy", "wait until"),
+        (
+            "QOSMaxSubmitJobPerUserLimit; Batch job submission failed: Job violates accounting/QOS policy",
+            "submits the rest",
+        ),
+        (
+            "AssocGrpSubmitJobsLimit; Batch job submission failed: Job violates accounting/QOS policy",
+            "submits the rest",
+        ),
         (
             "QOSMaxCpuPerUserLimit; Batch job submission failed: Job violates accounting/QOS policy",
             "correct the profile",
