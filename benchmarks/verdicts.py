@@ -15,10 +15,10 @@ import argparse
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate, starmap
+from itertools import accumulate, product, starmap
 from pathlib import Path
 
 import numpy as np
@@ -481,6 +481,10 @@ SPEED_TRUTHS = (*((true, RUN_SPREAD) for true in (1.02, 1.05, 1.1, 1.25, 2.0)), 
 """True speed-ups, and the spread of runs. A step as fast as the eager one should be NEUTRAL."""
 FAMILIES = ((12, 0.0), (12, 2.0), (40, 0.0))
 """The numbers of cells that are not faster, and the lognormal sigma of their spreads."""
+TWO_SPEEDS = ((1, 1), (2, 1), (3, 1), (6, 1), (12, 1), (60, 1), (1, 4), (1, 12))
+"""Numbers of workloads, and of cells in each, whose runs are either fast or slow."""
+TWO_SPEED_GAP, TWO_SPEED_CHANCES, TWO_SPEED_SPREADS = 0.05, (0.1, 0.3, 0.5), (0.0002, 0.001, 0.003)
+TWO_SPEED_LOOKS = {**{f"{repeats} repeats": (repeats,) for repeats in (2, 3, 4, 5)}, "auto": AUTO_LOOKS}
 AUTO_DEFECTS = tuple(kind for kind in DEFECTS if kind not in ("NaN", "Inf", "truncation", "renumbered steps"))
 AUTO_NOISE = (0.1, 0.25, 0.5)
 AUTO_TRIALS = 12
@@ -535,20 +539,43 @@ def family_row(cells: int, sigma: float) -> str:
     random, wrong = seeded(cells, sigma), Counter[str]()
     for _ in range(SWEEPS):
         spreads = RUN_SPREAD * np.exp(random.normal(0, sigma, (cells, 1)))
-        drawn = np.exp(random.normal(0, 1, (cells, AUTO_LOOKS[-1])) * spreads).tolist()
-        for name, looks in LOOKS_OF.items():
-            judged = [_claims(drawn, repeats, len(looks)) for repeats in looks]
-            wrong[name] += any(judged)
+        drawn = np.exp(random.normal(0, 1, (cells, 1, AUTO_LOOKS[-1])) * spreads[:, None])
+        wrong.update(_wrong_looks(drawn, LOOKS_OF))
     alike = "alike" if not sigma else f"whose spreads vary by a lognormal factor, sigma {sigma:g}"
     return _row([f"{cells} cells, {alike}", *(f"{wrong[name] / SWEEPS:.1%}" for name in LOOKS_OF)])
 
 
-def _claims(drawn: Sequence[Sequence[float]], repeats: int, looks: int) -> bool:
-    if looks == 1:
-        cells = [(str(place), ratios[:repeats]) for place, ratios in enumerate(drawn)]
-        intervals = [interval_of(one, family) for (_, one), family in zip(cells, families(cells), strict=True)]
-    else:
-        intervals = [interval_of(ratios[:repeats], EvenSplit(len(drawn), looks)) for ratios in drawn]
+def two_speed_words(workloads: int, cells: int, chance: float, spread: float, sweeps: int = SWEEPS) -> Counter[str]:
+    """Return in how many sweeps any cell is wrongly FASTER or SLOWER, if runs are slow with this ``chance``."""
+    random, wrong, runs = seeded(workloads, cells, chance, spread), Counter[str](), AUTO_LOOKS[-1]
+
+    def drawn(sides: int) -> Floats:
+        slow = TWO_SPEED_GAP * (random.random((workloads, sides, runs)) < chance)
+        return np.asarray(slow + random.normal(0, spread, slow.shape))
+
+    for _ in range(sweeps):
+        wrong.update(_wrong_looks(np.exp(drawn(1) - drawn(cells)), TWO_SPEED_LOOKS))
+    return wrong
+
+
+def two_speed_row(workloads: int, cells: int) -> str:
+    """Return the largest share of wrong sweeps over all chances and spreads."""
+    found = [two_speed_words(workloads, cells, *each) for each in product(TWO_SPEED_CHANCES, TWO_SPEED_SPREADS)]
+    many = f"{workloads} cells, one workload each" if cells == 1 else f"{cells} cells of one workload"
+    most = (max(wrong[name] for wrong in found) / SWEEPS for name in TWO_SPEED_LOOKS)
+    return _row(["one cell" if workloads == cells == 1 else many, *(f"{share:.1%}" for share in most)])
+
+
+def _wrong_looks(drawn: Floats, looks_of: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return the names in ``looks_of`` with a claim at any look on ratios of shape (workloads, cells, repeats)."""
+    cells = [(str(place), ratios) for place, each in enumerate(drawn.tolist()) for ratios in each]
+    return [name for name, looks in looks_of.items() if any(_claims(cells, repeats, len(looks)) for repeats in looks)]
+
+
+def _claims(drawn: Sequence[tuple[str, Sequence[float]]], repeats: int, looks: int) -> bool:
+    cells = [(name, ratios[:repeats]) for name, ratios in drawn]
+    corrections = families(cells) if looks == 1 else [EvenSplit(len(cells), looks)] * len(cells)
+    intervals = [interval_of(one, family) for (_, one), family in zip(cells, corrections, strict=True)]
     return not {"FASTER", "SLOWER"}.isdisjoint(speed_verdict(interval, MINIMUM_STEPS)[0] for interval in intervals)
 
 
@@ -595,6 +622,7 @@ def auto_tables() -> str:
         f"Digest of the simulations' settings: {auto_digest()}.",
         _table(["wrong FASTER or SLOWER: what happens to eager steps", *names], map(speed_row, SPEED_KINDS)),
         _table(["wrong verdict", *names], [band_row(), *starmap(family_row, FAMILIES)]),
+        _table(["runs have two speeds", *TWO_SPEED_LOOKS], starmap(two_speed_row, TWO_SPEEDS)),
         _table(["graphed steps, runs", "verdict", *names, "repeats of auto"], starmap(truth_row, SPEED_TRUTHS)),
         _table(["loss that wrongly passes: defect", *names], map(loss_row, (*AUTO_DEFECTS, *GROWING))),
         _table(["no defect", *passes, "repeats of auto", *diverged], harmless),
@@ -606,6 +634,7 @@ def auto_digest() -> str:
     """Return a digest of all that these tables depend on, apart from the rules themselves."""
     parameters = (
         (SWEEPS, STEPS, RUN_SPREAD, LOOKS_OF, SPEED_KINDS, SPEED_TRUTHS, FAMILIES),
+        (TWO_SPEEDS, TWO_SPEED_GAP, TWO_SPEED_CHANCES, TWO_SPEED_SPREADS, TWO_SPEED_LOOKS),
         (AUTO_DEFECTS, AUTO_NOISE, AUTO_TRIALS, SIZE, [*GROWING], NOISE_WITH_GROWTH, GROWN, CAPTURE, COMPARED),
     )
     return hashlib.sha256(repr(parameters).encode()).hexdigest()[:10]

@@ -11,6 +11,12 @@ intervals share the 5%. Either suffices, so the narrower one counts:
   share its eager runs, whose noise is in all of them. Its lower limit is Bonferroni's interval from the deviation of the least
   steady cell, with the degrees of freedom of all cells, because cells need not be equally steady.
 
+Runs may be either fast or slow as a whole, for example because of where a process was placed. Student's t does not allow for
+this: a few pairs may agree by chance, and then hardly differ. For a true ratio of 1, a pair is an eager run that is slow beside a
+graphed one that is fast with a probability of at most 1/4, or the other way round. So where :func:`agreement` of too few pairs is
+likely, the interval allows for a difference of ``WIDEST_GAP``. The cells of a family show by how much their runs differ, so there
+it allows for this.
+
 A bundle with ``repeats: auto`` stops once its verdicts are settled (analysis.sweep.early_stop). No cell's interval then depends on
 another's, and the error is split evenly over cells and looks: see :class:`EvenSplit`.
 
@@ -20,10 +26,10 @@ docs/speed.md has the error rates by simulation, and the cost.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
-from typing import ClassVar
 
 from analysis.statistics.student_t import quantile
 
@@ -33,10 +39,23 @@ ALPHA = 0.05
 ALONE, TOGETHER = 0.01, 0.04
 """The shares of ALPHA of the two intervals."""
 MINIMUM_PAIRS = 2
+WIDEST_GAP = 0.2
+"""The largest difference of two speeds that a verdict from few pairs allows for, in logarithms."""
+UNSEEN = 0.02
+"""In a family, how likely the pairs of a cell may agree by chance before the differences of all cells' pairs count."""
+SEEN_DEGREES = 4
+"""The degrees of freedom from which cells show whether runs have two speeds."""
+BEYOND = 1.1
+"""The factor by which a ratio must exceed a difference of speeds, because both have noise."""
 MOST_PAIRS = 50
 """Never advise more: it is better to remove noise that needs them."""
 WIDEST = 35.0
 """The largest half width. No logarithm of a ratio of step times is as large (analysis/speed/steady_window.py)."""
+
+
+def agreement(cells: int, pairs: int) -> float:
+    """Return the largest probability that all ``pairs`` of one of ``cells`` agree on a difference, if runs have two speeds."""
+    return 2.0 * cells / 4.0**pairs
 
 
 @dataclass(frozen=True)
@@ -53,7 +72,12 @@ class EvenSplit:
 
     def half_width(self, deviation: float, pairs: int) -> float:
         """Return half the width of the interval of a cell with ``pairs`` pairs."""
-        return _quantile(ALPHA / self.cells / self.looks, pairs - 1) * deviation / math.sqrt(pairs)
+        half = _quantile(ALPHA / self.cells / self.looks, pairs - 1) * deviation / math.sqrt(pairs)
+        return max(half, self.gap(pairs))
+
+    def gap(self, pairs: int) -> float:
+        """Return the least half width of the interval over ``pairs`` pairs, which two speeds of runs ask for."""
+        return BEYOND * WIDEST_GAP if agreement(self.cells, pairs) > ALPHA else 0.0
 
 
 ALONE_ONCE = EvenSplit()
@@ -66,22 +90,38 @@ class Family:
 
     Deviations are of the logarithms of ratios.
 
-    ``cells`` is the number of verdicts. ``degrees`` are the degrees of freedom of all cells. ``workload`` is the deviation of
-    the cells that share this cell's eager runs. ``typical`` is the median over all cells. ``widest`` is the deviation of the least
-    steady cell.
+    ``cells`` is the number of verdicts, and ``sharing`` that of verdicts which share this cell's eager runs. ``degrees`` are the
+    degrees of freedom of all cells. ``workload`` is the deviation of the cells that share this cell's eager runs. ``typical`` is
+    the median over all cells. ``widest`` is the deviation of the least steady cell.
     """
 
     cells: int
     degrees: int
+    sharing: int
     workload: float
     typical: float
     widest: float
-    alone: ClassVar[EvenSplit] = ALONE_ONCE
+
+    @property
+    def alone(self) -> Family:
+        """The 95% interval of the cell without the others. They may only show that runs have one speed."""
+        return replace(self, cells=1, sharing=1)
 
     def half_width(self, deviation: float, pairs: int) -> float:
         """Return half the width of the interval of a cell with ``pairs`` pairs."""
+        return max(self._by_noise(deviation, pairs), self.gap(pairs))
+
+    def gap(self, pairs: int) -> float:
+        """Return the least half width of the interval over ``pairs`` pairs, which two speeds of runs ask for."""
+        if agreement(self.sharing, pairs) <= (ALPHA if self.cells == 1 else UNSEEN):
+            return 0.0
+        # If one of several pairs has another speed than the rest, the square root times the deviation is the gap.
+        seen = math.sqrt(pairs) * self.widest if self.degrees >= SEEN_DEGREES else WIDEST_GAP
+        return BEYOND * min(seen, WIDEST_GAP)
+
+    def _by_noise(self, deviation: float, pairs: int) -> float:
         if self.cells == 1:
-            return self.alone.half_width(deviation, pairs)
+            return _quantile(ALPHA, pairs - 1) * deviation / math.sqrt(pairs)
         alone = _quantile(ALONE / self.cells, pairs - 1) * max(deviation, self.typical)
         own = _quantile(TOGETHER, pairs - 1) * max(deviation, self.workload)
         of_all = _quantile(ALPHA / self.cells, self.degrees) * self.widest
@@ -97,12 +137,14 @@ Correction = Family | EvenSplit
 """How the interval of a cell is widened because several cells are judged, or one is judged several times."""
 
 
-def families(cells: Sequence[tuple[str, Sequence[float]]], verdicts: int | None = None) -> tuple[Family, ...]:
-    """Return the family for each cell.
+def families(cells: Sequence[tuple[str, Sequence[float]]], verdicts: int | None = None) -> tuple[Correction, ...]:
+    """Return the family for each cell. A single cell is by itself.
 
     A cell is given by the name of its workload and the ratios of at least two pairs. ``verdicts`` defaults to the number of
     cells.
     """
+    if len(cells) == 1:
+        return (ALONE_ONCE,)
     sums: dict[str, tuple[float, int]] = {}
     variances: list[float] = []
     for name, ratios in cells:
@@ -112,7 +154,11 @@ def families(cells: Sequence[tuple[str, Sequence[float]]], verdicts: int | None 
     typical, widest = (math.sqrt(one) for one in (median_low(variances or [0.0]), max(variances, default=0.0)))
     in_all = sum(degrees for _, degrees in sums.values())
     shared = {name: math.sqrt(squares / degrees) for name, (squares, degrees) in sums.items()}
-    return tuple(Family(verdicts or len(cells), in_all, shared[name], typical, widest) for name, _ in cells)
+    sharing = Counter(name for name, _ in cells)
+    count = verdicts or len(cells)
+    return tuple(
+        Family(count, in_all, sharing[name] * count // len(cells), shared[name], typical, widest) for name, _ in cells
+    )
 
 
 def _centre_and_variance(ratios: Sequence[float]) -> tuple[float, float]:
@@ -129,6 +175,12 @@ def interval_of(ratios: Sequence[float], family: Correction = ALONE_ONCE) -> Int
     centre, variance = _centre_and_variance(ratios)
     half = min(family.half_width(math.sqrt(variance), len(ratios)), WIDEST)
     return math.exp(centre - half), math.exp(centre + half)
+
+
+def may_agree_by_chance(ratios: Sequence[float], family: Correction) -> bool:
+    """Return whether only two speeds of runs make the interval of at least two ``ratios`` as wide as it is."""
+    deviation, gap = math.sqrt(_centre_and_variance(ratios)[1]), family.gap(len(ratios))
+    return gap > 0 and family.half_width(deviation, len(ratios)) == gap
 
 
 def pairs_to_narrow(ratios: Sequence[float], half_width: float, family: Correction) -> int | None:

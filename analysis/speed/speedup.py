@@ -33,6 +33,7 @@ from analysis.speed.confidence_interval import (
     Correction,
     Interval,
     interval_of,
+    may_agree_by_chance,
     pairs_to_narrow,
 )
 from analysis.speed.pair_speed import PairSpeed
@@ -143,7 +144,9 @@ def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: 
     if not too_wide:
         return decision
     repeats = repeats_to_decide(ratios, family)
-    return replace(decision, reason=f"{decision.reason}: {_advise_repeats(repeats)}", repeats=repeats)
+    by_chance = f", since {len(ratios)} pairs may agree by chance if runs are either fast or slow"
+    reason = decision.reason + by_chance * may_agree_by_chance(ratios, family)
+    return replace(decision, reason=f"{reason}: {_advise_repeats(repeats)}", repeats=repeats)
 
 
 def bounded(decision: Decision, bounds: RatioBounds, steps: int) -> Decision:

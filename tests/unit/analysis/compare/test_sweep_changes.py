@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -33,8 +34,10 @@ from launch.contract.outcomes import Expectation, Outcome, OutcomeName
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
 from launch.contract.spec import CudaGraph
-from tests.records import STARTED, AttemptRecord, Edit, Extra, workload_spec, write_sweep
+from tests import records
+from tests.records import STARTED, AttemptRecord, Edit, Extra, workload_spec
 
+write_sweep = functools.partial(records.write_sweep, repeats=3)
 EAGER, GRAPHED = "eager, lr 0.001", "torch_compile, lr 0.001"
 
 

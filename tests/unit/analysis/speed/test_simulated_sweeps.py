@@ -19,6 +19,8 @@ from benchmarks.verdicts import (
     RUN_SPREAD,
     SPEED_DOCUMENT,
     SPEED_KINDS,
+    TWO_SPEED_LOOKS,
+    TWO_SPEEDS,
     auto_digest,
     family_row,
     mean_repeats,
@@ -27,6 +29,8 @@ from benchmarks.verdicts import (
     share,
     speed_of,
     speed_words,
+    two_speed_row,
+    two_speed_words,
 )
 
 SWEEPS = 300
@@ -121,7 +125,7 @@ def in_step(cells: int, repeats: int, lost: tuple[int, ...]) -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    ("true", "repeats", "share"), [(1.1, 3, 0.95), (1.1, 2, 0.75), (1.02, 5, 0.9), (1 / 1.1, 3, 0.95)]
+    ("true", "repeats", "share"), [(1.1, 3, 0.95), (1.3, 2, 0.95), (1.02, 5, 0.9), (1 / 1.1, 3, 0.95)]
 )
 def test_a_difference_is_found_the_sooner_the_more_repeats(true: float, repeats: int, share: float) -> None:
     assert verdicts(true, repeats, "clean")["FASTER" if true > 1 else "SLOWER"] >= share * SWEEPS
@@ -185,10 +189,10 @@ def test_a_sweep_of_cells_that_are_not_faster_rarely_calls_one_so(
     noise: Noise, repeats: int, workloads: int, cells: int
 ) -> None:
     """At most 5% of sweeps do, plus what chance adds once in a hundred times. If cells are judged by themselves, up to
-    half do."""
+    half do. Two pairs by themselves claim nothing below 1.25."""
     found = swept(noise, workloads, cells, repeats)
     most = 0.05 * SWEEPS + 2.33 * (0.05 * 0.95 * SWEEPS) ** 0.5
-    assert sum(claims(alone) for alone, _ in found) > most
+    assert repeats == 2 or sum(claims(alone) for alone, _ in found) > most
     assert sum(claims(of_all) for _, of_all in found) <= most
 
 
@@ -209,30 +213,36 @@ def test_one_unsteady_cell_does_not_hide_what_is_obvious() -> None:
     assert found["FASTER"] == found.total()
 
 
-@pytest.mark.parametrize("repeats", [2, 3])
-def test_runs_that_are_either_fast_or_slow_rarely_make_a_cell_of_many_faster(repeats: int) -> None:
-    """Half of all runs are 5% slower. Three pairs then agree by chance in one of six cells."""
-    random, wrong = np.random.default_rng(7), 0
-    for _ in range(100):
-        logs = 0.05 * (random.random((2, 40, repeats)) < 0.5) + random.normal(0, RUN_SPREAD / 10, (2, 40, repeats))
-        cells = [(str(place), one) for place, one in enumerate(np.exp(logs[0] - logs[1]).tolist())]
-        intervals = [interval_of(one, family) for (_, one), family in zip(cells, families(cells), strict=True)]
-        wrong += claims([speed_verdict(interval, MINIMUM_STEPS)[0] for interval in intervals])
-    assert wrong <= 10
+@pytest.mark.parametrize("chance", [0.1, 0.5])
+@pytest.mark.parametrize(("workloads", "cells"), [(1, 1), (2, 1), (4, 1), (7, 1), (40, 1), (1, 4), (1, 12)])
+def test_runs_that_are_either_fast_or_slow_rarely_make_a_cell_faster(workloads: int, cells: int, chance: float) -> None:
+    """Some runs are 5% slower. Both of two pairs then agree by chance in up to one of eight cells."""
+    wrong = two_speed_words(workloads, cells, chance, RUN_SPREAD / 10, SWEEPS)
+    most = 0.05 * SWEEPS + 2.33 * (0.05 * 0.95 * SWEEPS) ** 0.5
+    assert all(wrong[name] <= most for name in TWO_SPEED_LOOKS), wrong
+
+
+def test_what_few_repeats_must_still_find() -> None:
+    """Runs differ by 0.3%. One cell needs three repeats below 1.25, and four cells show that runs have one speed."""
+    for true, repeats, workloads in ((1.3, 2, 1), (1.05, 3, 1), (1.1, 3, 20), (1.1, 2, 4)):
+        words = Counter(
+            word for _, of_all in swept(Noise(0.6, 0.6, 0.6), workloads, 1, repeats, true) for word in of_all
+        )
+        assert words["FASTER"] >= 0.9 * words.total(), (true, repeats, workloads, words)
 
 
 # --- repeats: auto ----------------------------------------------------------------------------------------------------
 
 
 def test_the_intervals_of_all_looks_hold_together_as_often_as_one_of_95_percent() -> None:
-    """If the looks did not share the error, one of eight bundles would have a wrong interval."""
+    """If the looks did not share the error, one of twelve bundles would have a wrong interval."""
     random, missed = np.random.default_rng(0), Counter[int]()
     for _ in range(1000):
         ratios = np.exp(random.normal(0, 0.01, AUTO_LOOKS[-1])).tolist()
         for looks in (1, len(AUTO_LOOKS)):
             intervals = [interval_of(ratios[:repeats], EvenSplit(1, looks)) or (1, 1) for repeats in AUTO_LOOKS]
             missed[looks] += not all(low <= 1 <= high for low, high in intervals)
-    assert missed[len(AUTO_LOOKS)] <= 50 < 100 < missed[1]
+    assert missed[len(AUTO_LOOKS)] <= 50 < missed[1]
 
 
 @pytest.mark.parametrize("kind", ["noisy", "slow last half"])
@@ -244,7 +254,7 @@ def test_a_sweep_that_is_looked_at_thrice_is_wrongly_decided_no_oftener_than_the
 def test_what_is_clearly_faster_needs_few_of_the_repeats_and_is_found_as_surely() -> None:
     found = speed_words(1.1, "clean", RUN_SPREAD, 100)
     assert share(found["auto"], "FASTER") >= share(found["6 repeats"], "FASTER") - 0.02
-    assert mean_repeats(found["auto"]) < AUTO_LOOKS[-1] - 2
+    assert mean_repeats(found["auto"]) <= AUTO_LOOKS[1] + 0.1
 
 
 def test_the_document_holds_what_the_simulation_of_looks_prints() -> None:
@@ -252,5 +262,6 @@ def test_the_document_holds_what_the_simulation_of_looks_prints() -> None:
     assert f"Digest of the simulations' settings: {auto_digest()}.\n" in written, (
         "run python benchmarks/verdicts.py --write"
     )
-    assert f"{family_row(*FAMILIES[0])}\n" in written, "run python benchmarks/verdicts.py --write"
+    for row in (family_row(*FAMILIES[0]), two_speed_row(*TWO_SPEEDS[0])):
+        assert f"{row}\n" in written, "run python benchmarks/verdicts.py --write"
     assert all(f"\n| {name} |" in written for name in SPEED_KINDS)

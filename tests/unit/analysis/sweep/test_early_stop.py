@@ -48,6 +48,12 @@ def unsteady(record: AttemptRecord) -> None:
         step["step_time_ms"] *= 1 + record.spec.repeat % 2
 
 
+def slightly_faster(record: AttemptRecord) -> None:
+    """Let a ratio of 1.25 become one of 1.1."""
+    for step in record.metrics:
+        step["step_time_ms"] *= 1.25 / 1.1
+
+
 def diverge(record: AttemptRecord) -> None:
     for step in record.metrics[50:]:
         step["loss"] += 1.0
@@ -65,6 +71,8 @@ def fail(record: AttemptRecord) -> None:
         (1, unchanged, False),
         (3, unchanged, False),
         (6, unchanged, False),
+        (2, graphed(slightly_faster), False),
+        (4, graphed(slightly_faster), True),
         (2, graphed(unsteady), False),
         (2, graphed(diverge), True),
         (2, graphed(fail), True),
@@ -72,7 +80,7 @@ def fail(record: AttemptRecord) -> None:
         (2, graphed(lambda record: record.end(outcome="NODE_FAIL")), False),
     ],
     ids=[
-        "faster, 2", "faster, 4", "no look at 1", "no look at 3", "all are made", "unsteady", "diverged", "graphed runs fail",
+        "faster, 2", "faster, 4", "no look at 1", "no look at 3", "all are made", "slightly, 2", "slightly, 4", "unsteady", "diverged", "graphed runs fail",
         "eager runs fail", "a node fails",
     ],
 )  # fmt: skip
@@ -139,7 +147,7 @@ def test_a_bundle_of_many_has_to_be_surer(tmp_path: Path, workloads: int, stops:
         for step in record.metrics:
             step["step_time_ms"] *= 1 + 0.005 * record.spec.repeat
 
-    _, bundle = auto(tmp_path, 2, graphed(slower_again), device="cuda", workloads=workloads)
+    _, bundle = auto(tmp_path, 4, graphed(slower_again), device="cuda", workloads=workloads)
     assert (find_early_stop(bundle) is not None) is stops
 
 

@@ -27,7 +27,7 @@ from launch.contract.spec import Parallelism, Placement, RunSpec, Training, spec
 from tests.records import GIB, AttemptRecord, workload_spec, write_sweep, written_cell
 from tests.unit.analysis.graphs.test_replay_check import change_probe
 
-TIMES = {1e-3: (20.0, 16.0), 2e-3: (12.0, 11.0)}
+TIMES = {1e-3: (20.0, 16.0), 2e-3: (14.0, 11.0)}
 
 
 def timed(run: AttemptRecord) -> None:
