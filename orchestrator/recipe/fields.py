@@ -104,7 +104,7 @@ class TopLevel:
     megatron_core: MegatronCore = "0.16"
     profile: Profiler = "none"
     repeats: int | str = checked_field(
-        2, _number_or_auto(POSITIVE, f"as many as verdicts need, up to {AUTO_LOOKS[-1]}")
+        3, _number_or_auto(POSITIVE, f"as many as verdicts need, up to {AUTO_LOOKS[-1]}")
     )
     perturbed: bool = False
     step_checks: int | str = checked_field(

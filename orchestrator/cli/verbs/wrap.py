@@ -31,7 +31,7 @@ EXAMPLE = "wrap --eager 'python train.py' --graphed 'python train.py --cuda-grap
 LEAST_STEPS = 110
 """Enough steps for a verdict of EQUIVALENT, which needs 100 after the capture."""
 FOR_COMMANDS: Mapping[str, tuple[int, str]] = {
-    "repeats": (2, "number of runs of each program"),
+    "repeats": (3, "number of runs of each program"),
     "steps": (
         LEAST_STEPS,
         "number of optimizer steps to compare; the program must take that many, and on a GPU three more",

@@ -769,7 +769,7 @@ def test_status_warns_of_a_full_disk_while_a_run_is_running(
 
 
 def later(sweep: Path, edit: Edit = unchanged) -> str:
-    return str(write_sweep(sweep, steps=120, edit=edit).root)
+    return str(write_sweep(sweep, steps=120, repeats=3, edit=edit).root)
 
 
 def nan(run: AttemptRecord) -> None:

@@ -224,7 +224,7 @@ def test_lines_of_several_ranks_are_no_steps(tmp_path: Path) -> None:
         read_curves([file], [file])
 
 
-@pytest.mark.parametrize(("option", "value"), [("--repeats", "3"), ("--ranks", "2")])
+@pytest.mark.parametrize(("option", "value"), [("--repeats", "2"), ("--ranks", "2")])
 def test_options_of_commands_are_refused_for_logs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
 ) -> None:
