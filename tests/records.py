@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from launch.common.atomic_files import JsonLines, read_json_lines, write_json
+from launch.common.atomic_files import JsonLines, dumps, read_json_lines, write_json
 from launch.contract.outcomes import Expectation, Outcome, outcome_to_json
 from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason
@@ -213,18 +213,22 @@ def write_attempt(sweep: SweepPaths, record: AttemptRecord) -> None:
     attempt = run.attempt(record.number)
     identity = identity_of(attempt)
     for rank, events in record.events.items():
-        with JsonLines(attempt.events(rank)) as lines:
-            for place, event in enumerate(events):
-                timed = (
-                    {**event, "seconds": _seconds(record, event["phase"])} if event.get("seconds") == TIMED else event
-                )
-                lines.write({**timed, "pid": record.number, **identity} if place == 0 else timed)
-    with JsonLines(attempt.metrics) as lines:
-        for place, step in enumerate(record.metrics):
-            lines.write(step if place else _timed_once(step, record))
+        timed = [
+            {**event, "seconds": _seconds(record, event["phase"])} if event.get("seconds") == TIMED else event
+            for event in events
+        ]
+        _write_lines(attempt.events(rank), [{**timed[0], "pid": record.number, **identity}, *timed[1:]])
+    _write_lines(attempt.metrics, [_timed_once(step, record) for step in record.metrics[:1]] + record.metrics[1:])
     write_json(attempt.environment, identity | record.environment)
     if record.outcome is not None:
         write_json(attempt.outcome, outcome_to_json(attempt, record.outcome))
+
+
+def _write_lines(path: Path, values: Sequence[dict[str, Any]]) -> None:
+    """Write all lines at once, to what an earlier call wrote."""
+    with JsonLines(path) as lines:
+        if values:
+            lines.write_line("\n".join(map(dumps, values)))
 
 
 def _seconds(record: AttemptRecord, phase: Phase) -> float:
@@ -261,7 +265,7 @@ def phase_of(spec: RunSpec, step: int) -> StepPhase:
         return "warmup"
     if spec.graphed and since == 0:
         return "capture"
-    if step in spec.steps_after_checks:
+    if spec.step_checks and step in spec.steps_after_checks:
         return "check"
     return "settle" if since - spec.graphed < SETTLE_STEPS else "measure"
 

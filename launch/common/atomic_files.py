@@ -59,13 +59,17 @@ def encode(value: Any) -> Any:
     """Return ``value`` as a JSON value: dataclasses as objects, and floats that are not finite as :data:`NOT_FINITE`."""
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _named(value)
     if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
+    if isinstance(value, (dict, Mapping)):  # A dict is recognized sooner than a Mapping.
+        return {str(key): encode(item) for key, item in value.items()}
     return encode(members(value)) if hasattr(value, "__dataclass_fields__") else value
+
+
+def _named(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def number(value: float | str) -> float:
