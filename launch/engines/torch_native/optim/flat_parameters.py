@@ -6,7 +6,7 @@ So the norm, the clipping, the reduction over ranks and the update take few oper
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -264,7 +264,7 @@ class _Accumulation:
             return None
         # Autograd calls this hook on the stream where the parameter was first used, or on the capture's stream after a capture.
         # A reduction begins on the stream of the pass, and would not wait for an addition on another stream.
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream) if self.stream else nullcontext():
             self.add(self.views[number], gradient, self.scale, self.first, self.last)
             if self.last:
                 self.reduction.ready(number)
