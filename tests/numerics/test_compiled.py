@@ -97,6 +97,7 @@ def test_compiled_steps_of_gpt_oss_equal_eager_ones() -> None:
 
 
 @PLAIN
+@pytest.mark.slow
 def test_parts_that_are_compiled_for_eager_steps_are_compiled_into_the_whole() -> None:
     """The model has a dense layer and one with experts. The backward pass computes both again."""
     compare_with_eager(replace(GPT_OSS, num_layers=2, moe_layer_freq=2), recompute="full", compile="elementwise")
