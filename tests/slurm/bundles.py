@@ -17,7 +17,7 @@ from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
 from launch.contract.plan import Limits
 from launch.contract.records.events import read_events
 from launch.contract.spec import Data, Model, Parallelism, Placement, RunSpec, Training, spec_to_json
-from tests.integration.host import MODEL, wait_until
+from tests.integration.host import MODEL, SLOW_RANKS, wait_until
 from tests.slurm.cluster import ROOT, Cluster
 
 ENDLESS = 10**6
@@ -72,7 +72,7 @@ class Bundle:
         nodes, ranks = self._size
         script = self.folder / "job.sh"
         script.write_text(
-            f"#!/bin/bash\ncd {ROOT}\nexport TMPDIR={self.folder}\n{lines}\n"
+            f"#!/bin/bash\ncd {ROOT}\nexport TMPDIR={self.folder} PYTHONPATH={SLOW_RANKS}\n{lines}\n"
             f"srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --overlap --mpi=none --unbuffered "
             f"{sys.executable} -m launch.supervise.supervisor {self.paths.root}\n"
         )
