@@ -7,13 +7,18 @@ import getpass
 import itertools
 import os
 import re
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from launch.common.parent_death import PARENT
 from tests.integration.fork_server import CAN_FORK
+from tests.integration.host import ROOT, wait_until
 
 # Let Inductor trust the processor's flags for vector instructions. Otherwise each process that compiles loads a library
 # for each instruction set, and the first process compiles these libraries. Inductor still tries AMX, because some
@@ -41,7 +46,7 @@ settings.load_profile("busy")
 ONE_BY_ONE = {"integration", "slurm"}
 """Folders whose tests wait more than they compute. Each of these tests may run in any process."""
 
-OF_A_FOLDER = ("slurm", "browser")
+OF_A_FOLDER = ("gpu", "slurm", "browser")
 """Marks of tests that belong in the folder of that name (Makefile)."""
 
 
@@ -87,3 +92,18 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def compile_cache() -> Path:
     """Return the folder of Inductor's cache. All tests share it, in all their processes and in later sessions."""
     return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+
+
+@pytest.fixture(scope="session")
+def fork_server(compile_cache: Path) -> Iterator[Path]:
+    """Start the server from which fork servers of ranks and reports are forked. Return its socket, whose path may have
+    107 characters."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "forks"
+        settings = {"MPLCONFIGDIR": str(compile_cache / "matplotlib"), "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
+        command = [sys.executable, "-u", "-m", "tests.integration.fork_server", str(path)]
+        server = subprocess.Popen(command, cwd=ROOT, env=os.environ | settings, start_new_session=True)
+        wait_until(path.exists, 120, "the server of forks")
+        yield path
+        server.kill()
+        server.wait()

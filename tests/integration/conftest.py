@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from launch.common.parent_death import PARENT
-from tests.integration.host import ROOT, Finished, Host, recipe, wait_until
-
-
-@pytest.fixture(scope="session")
-def fork_server(compile_cache: Path) -> Iterator[Path]:
-    """Start the server from which fork servers of ranks and reports are forked. Return its socket, whose path may have
-    107 characters."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "forks"
-        settings = {"MPLCONFIGDIR": str(compile_cache / "matplotlib"), "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
-        command = [sys.executable, "-u", "-m", "tests.integration.fork_server", str(path)]
-        server = subprocess.Popen(command, cwd=ROOT, env=os.environ | settings, start_new_session=True)
-        wait_until(path.exists, 120, "the server of forks")
-        yield path
-        server.kill()
-        server.wait()
+from tests.integration.host import Finished, Host, recipe
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def site(tmp_path: Path, compile_cache: Path, cluster: Cluster) -> Iterator[Site]:
+def site(tmp_path: Path, compile_cache: Path, cluster: Cluster, fork_server: Path) -> Iterator[Site]:
     """Make a login node with a store of its own, and end its jobs afterwards."""
-    site = Site(tmp_path, compile_cache, cluster)
+    site = Site(tmp_path, compile_cache, cluster, fork_server)
     yield site
     site.clear()

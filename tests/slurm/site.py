@@ -19,13 +19,14 @@ from tests.slurm.configuration import ClusterError
 class Site(Host):
     """A host whose commands submit to ``cluster``.
 
-    Jobs inherit its environment, and all nodes are this host. So :meth:`processes` finds the jobs' processes too.
+    Jobs inherit its environment, and all nodes are this host. So :meth:`processes` finds the jobs' processes too. Reports
+    are forks of the tests' server. Ranks are new interpreters, because Slurm tracks the processes of a step.
     """
 
     executor = "slurm"
 
-    def __init__(self, folder: Path, cache: Path, cluster: Cluster) -> None:
-        super().__init__(folder, cache)
+    def __init__(self, folder: Path, cache: Path, cluster: Cluster, fork_server: Path) -> None:
+        super().__init__(folder, cache, fork_server)
         self.cluster = cluster
         self._programs = folder / "bin"
         self._programs.mkdir()

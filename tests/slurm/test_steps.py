@@ -235,7 +235,7 @@ def test_ranks_that_cannot_meet(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_a_notice_of_preemption_disturbs_nobody(cluster: Cluster, tmp_path: Path) -> None:
     """The batch script makes Slurm send SIGUSR2 to every process of the job."""
-    bundle = Bundle(tmp_path, cluster, [1500], nodes=1)
+    bundle = Bundle(tmp_path, cluster, [300], nodes=1)
     bundle.submit()
     bundle.wait_for_step(0)
     cluster.run("scancel", "--signal=USR2", bundle.job)
