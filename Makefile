@@ -8,6 +8,9 @@ MEGATRON_0_19 := $(VENV)/megatron-core-0.19.2
 # Tests wait more than they compute. Those that wait longest are collected first, and begin first.
 AT_ONCE ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 
+# The other folders need a GPU, Slurm or a browser. Each process would import their tests only to leave them out.
+ON_ANY_HOST := tests/integration tests/numerics tests/unit
+
 # Rewriting the asserts of all tests takes ten CPU seconds in each process: keep the byte code, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -17,11 +20,11 @@ demo: $(VENV)/installed
 	$(BIN)/python -m orchestrator sweep recipes/tiny_moe.yaml
 
 test: $(VENV)/installed-dev $(MEGATRON_0_19)
-	$(BIN)/python -m pytest -m "not gpu and not slurm and not browser and not slow" $(AT_ONCE)
+	$(BIN)/python -m pytest $(ON_ANY_HOST) -m "not slow" $(AT_ONCE)
 
 # Long compilations, layouts of many ranks, trainers of other libraries, most of Megatron-Core 0.19.2.
 test-slow: $(VENV)/installed-dev $(MEGATRON_0_19)
-	$(BIN)/python -m pytest -m slow $(AT_ONCE)
+	$(BIN)/python -m pytest $(ON_ANY_HOST) -m slow $(AT_ONCE)
 
 # Every legal parallel layout, where the tests above hold a pairwise cover of them: some ten thousand, in hours.
 test-exhaustive: $(VENV)/installed-dev
