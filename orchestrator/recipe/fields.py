@@ -176,6 +176,8 @@ def _check_graph(name: str, value: Any) -> Flaw | None:
         return Flaw("not usable as the name of graphs", "use letters, digits, '.', '_', '-', and not 'eager'")
     if not isinstance(value, list) or any(isinstance(item, (dict, list)) for item in value):
         return Flaw("not a list of words", f"write {name}: [--flag, value], or {name}: [] for no word")
+    if any(item is None or isinstance(item, bool) for item in value):
+        return Flaw("true, false and null are not words", "write 'true' in quotation marks, or leave it out")
     return _check_placeholders(value)
 
 

@@ -98,6 +98,7 @@ def load(written: Path, overrides: Sequence[str] = ()) -> Recipe:
     presets = _load_presets(base, axes, path, source)
     top = TopLevel(**{key: base.pop(key) for key in RECIPE.top.fields if key in base})
     _check_complete(axes, source)
+    _check_graphs(source)
     _check_size(axes, most_repeats(top.repeats), source)
     _check_overrides(axes, source)
     source.raise_problems()
@@ -171,6 +172,20 @@ def _check_complete(axes: Axes, source: SourceFields) -> None:
         source.problem_at("command", "the section and the engine command belong together", fix)
     elif is_command and "command.run" not in {*source.fields, *swept_fields(axes)}:
         source.problem_at("command", "no program to run", "write command: {run: 'python train.py'}")
+
+
+def _check_graphs(source: SourceFields) -> None:
+    """Reject a program's graphs that have the words of others, or of the eager command, because both would run the same."""
+    prefix, known = "command.graphs.", dict[str, str]()
+    words = {
+        f"{prefix}none": [],
+        **{place: value for place, value in source.fields.items() if place.startswith(prefix)},
+    }
+    for place, value in words.items():
+        first = known.setdefault(str(value), place)
+        if first != place:
+            problem = f"the words of {first.removeprefix(prefix)} too, so both would run the same command"
+            source.problem(place, value, problem, "give each graphed command words of its own")
 
 
 def _check_size(axes: Axes, repeats: int, source: SourceFields) -> None:

@@ -57,6 +57,12 @@ def test_flags_are_axes(tmp_path: Path) -> None:
         (f"name: mine\nmodel: tiny_moe\n{COMMAND}", "the section and the engine command belong together"),
         (f"{HEAD}{COMMAND}model: tiny_moe\n", "engine command runs a program with its own"),
         (HEAD + COMMAND.replace("[-g]", "-g"), "not a list of words"),
+        (HEAD + COMMAND.replace("[-g]", "[--graphs, true]"), "true, false and null are not words"),
+        (
+            HEAD + COMMAND.replace("none: [--eager], ", "").replace("[-g]", "[]"),
+            "command.graphs.b = []: the words of none too",
+        ),
+        (HEAD + COMMAND.replace("b: [", "c: [-g], b: ["), 'command.graphs.b = ["-g"]: the words of c too'),
         (HEAD + COMMAND.replace("b: [", "eager: ["), "not usable as the name of graphs"),
         (HEAD + COMMAND.replace("run:", "flags: {api-key: abc}, run:"), "looks like a secret"),
         (HEAD + COMMAND.replace("run:", "flags: {x: [{}]}, run:"), "not the value of a flag"),
