@@ -263,7 +263,8 @@ class Observer:
         self._timed = steps.timed and not (self._rank.silent or self._rank.failed)
         self._steps_left = steps.left
         self._backlog.may_wait = self._timed and steps.left > 0
-        self._known = self._identities() if self._timed and steps.shows_norm and not self._stepping else {}
+        is_steady = self._timed and steps.shows_norm and not (self._stepping or steps.groups.has_new)
+        self._known = self._identities() if is_steady else {}
         self._last = steps.groups.last
         self._reads = steps.wants_text
         if self._reads:

@@ -56,4 +56,6 @@ def identity(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
-    return (one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"])
+    """Yield each parameter once. An optimizer that replaces another one has parameters of it."""
+    every = (one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"])
+    return iter({id(one): one for one in every}.values())

@@ -47,6 +47,8 @@ class StepLines:
         """The lines to write."""
         self.scaled = self._skipped = False
         """Whether a gradient scaler skips steps whose gradients are not finite, and has skipped one."""
+        self.optimizers = 0
+        """The number of optimizers whose steps are counted."""
         self.refused = False
         """Whether this rank's metrics are of no use, because another rank writes them."""
 
@@ -176,6 +178,12 @@ class StepLines:
             return (
                 f"{ended} of {wanted} optimizer steps were seen, but {replays} replays of graphs: if a graph contains the "
                 "optimizer, call launch.observe.step(loss=..., grad_norm=...) at the end of each step"
+            )
+        if ended < wanted and self.optimizers > 1:
+            return (
+                f"the program ended after {ended} of {wanted} steps of its {self.optimizers} optimizers, which count as one step if "
+                "they step one after another: read in its log whether it failed, else call launch.observe.step(loss=..., "
+                f"grad_norm=...) at the end of each training step, and let it take {wanted} ({{steps}} in the command)"
             )
         if ended < wanted:
             return (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from launch.contract.records.gradient_sketch import GradientSketch, StepSketch
 from launch.contract.spec import RunSpec
 from launch.observe.graph_counter import GraphCounter
 from launch.observe.inspected_steps import InspectedSteps
-from launch.observe.optimizers import Optimizers
+from launch.observe.optimizers import Optimizers, identity
 from launch.observe.rank import Rank
 from launch.observe.steps.metric_log import Later, Metric, Source, columns_in_line, split_lines
 from launch.observe.steps.own_time import OwnTime
@@ -49,6 +50,8 @@ class TrainingSteps:
     def _start_counting(self, steps_from: str) -> None:
         self.phases = PhaseTracker(self._spec.graphed, self._spec.cuda_graph.warmup_steps)
         self.groups = StepGroups()
+        self._said: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        """What the program said since an optimizer's step that may have ended a training step."""
         self.lines = StepLines(self._rank, self._spec, steps_from)
         self._graphs.restart()
 
@@ -92,11 +95,6 @@ class TrainingSteps:
         unused = self._rank.silent or self._rank.done or self.lines.refused
         return not unused and (self.lines.log.wants("loss", "printed") or self.lines.log.wants("grad_norm", "printed"))
 
-    @property
-    def _running(self) -> int:
-        """The step that runs now, counted from 0."""
-        return self.lines.ended + (self.groups.first_may_have_ended and not self.announced)
-
     # --- metrics -----------------------------------------------------------------------------------------------------
 
     def take(self, source: Source, said: Mapping[Column, float]) -> None:
@@ -105,10 +103,14 @@ class TrainingSteps:
         Raises:
             ProgramError: it contradicts itself.
         """
+        if said.keys() & {"loss", "grad_norm"}:
+            self._hold(self._take, source, said)
+
+    def _take(self, source: Source, said: Mapping[Column, float]) -> None:
         log = self.lines.log
-        if self._rank.done or not said.keys() & {"loss", "grad_norm"}:
+        if self._rank.done:
             return
-        log.say(source, said, self._running)
+        log.say(source, said, self.lines.ended)
         if len(log.contradictions) > MOST_CONTRADICTIONS:
             raise ProgramError(
                 f"the program prints {' and '.join(log.contradictions.values())}: call launch.observe.step(loss=..., "
@@ -124,8 +126,23 @@ class TrainingSteps:
             self.take("printed", columns_in_line(line, self._spec.command.pattern))
 
     def take_number(self, metric: Metric, source: Source, number: Later, to_sum: bool) -> None:
+        self._hold(self._take_number, metric, source, number, to_sum)
+
+    def _take_number(self, metric: Metric, source: Source, number: Later, to_sum: bool) -> None:
         log = self.lines.log
-        (log.add_to if to_sum else log.add)(metric, source, self._running, number)
+        (log.add_to if to_sum else log.add)(metric, source, self.lines.ended, number)
+
+    def _hold(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Make ``call`` once it is known how many steps had ended when the program said this: now, or at the next step."""
+        if self.groups.is_undecided:
+            self._said.append((call, arguments))
+        else:
+            call(*arguments)
+
+    def _release(self) -> None:
+        said, self._said = self._said, []
+        for call, arguments in said:
+            call(*arguments)
 
     def sketch(self, optimizer: torch.optim.Optimizer) -> None:
         """Sketch the gradients of ``optimizer`` in the first steps, outside timed ones."""
@@ -135,7 +152,8 @@ class TrainingSteps:
         try:
             with recorder.excluding():
                 gradients = self.optimizers.sketch(optimizer)
-            recorder.write("gradients", sketch=StepSketch(self._running, gradients))
+            step = self.lines.ended + self.groups.steps_again(identity(optimizer))
+            recorder.write("gradients", sketch=StepSketch(step, gradients))
             if not self.announced:
                 self._latest[id(optimizer)] = gradients
         except (RuntimeError, TypeError, NotImplementedError) as error:
@@ -148,6 +166,7 @@ class TrainingSteps:
         late, ends = self.groups.stepped(optimizer)
         if late and self._moment is not None:
             self._end(self._moment)
+        self._release()
         self._moment = Moment(*ended)
         if ends:
             self._end(self._moment)
@@ -195,6 +214,7 @@ class TrainingSteps:
         if recorder is None or rank.done:
             return
         self.lines.scaled = self.optimizers.scaled
+        self.lines.optimizers = 0 if self.announced else len(self.optimizers.seen)
         if not self.lines.write(self._graphs.replays, at_end=at_end):
             return
         if self._trace is not None:
@@ -215,6 +235,7 @@ class TrainingSteps:
         # An optimizer may have skipped the last step.
         if self.groups.is_open and self._moment is not None and not self.announced:
             self._end(self._moment)
+        self._release()
         self.write(at_end=True)
         if not self._rank.done and self.lines.is_writer:
             raise ProgramError(self.lines.why_incomplete(self._graphs.replays))

@@ -218,6 +218,77 @@ def test_an_eager_run_that_compiles_does_not_pass_as_eager(tmp_path: Path, since
     assert proof["graphs"]["impl"] == "command" and proof["graphs"]["graphs"] == 1
 
 
+def truth(seen: Observed) -> list[tuple[float, float]]:
+    """Return the loss and the norm of each step, which the program prints in a form that is not read."""
+    return [(float(loss), float(norm)) for loss, norm in re.findall(r"truth (\S+) (\S+)", seen.log)]
+
+
+GAN = """
+import torch
+torch.manual_seed(0)
+critic, generator = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (critic, generator)]
+def train(one, optimizer, batch):
+    loss = one(batch).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(one.parameters(), 10.0)
+    if SHOW == "early" and one is critic: print("loss", loss.item())
+    optimizer.step()
+    return loss.item(), norm.item()
+for number, batch in enumerate(torch.randn(STEPS, 8, 4)):
+    if FIRST and number % 5 == AT: train(generator, optimizers[1], batch)
+    loss, norm = train(critic, optimizers[0], batch)
+    if not FIRST and number % 5 == AT: train(generator, optimizers[1], batch)
+    if SHOW == "late": print("loss", loss)
+    print("truth", loss, norm)
+"""
+
+
+@pytest.mark.parametrize("shows", ["early", "late"])
+@pytest.mark.parametrize(("first", "at"), [(True, 0), (True, 3), (False, 1), (False, 2), (False, 4)])
+def test_an_optimizer_may_step_in_some_steps_only(tmp_path: Path, first: bool, at: int, shows: str) -> None:
+    program = GAN.replace("FIRST", str(first)).replace("AT", str(at)).replace("SHOW", repr(shows))
+    seen = observe(tmp_path, program, spec_of())
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [(one.loss, one.grad_norm) for one in seen.steps] == truth(seen)
+
+
+UNFREEZES = """
+import torch
+torch.manual_seed(0)
+body, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+parts = [*head.parameters()]
+optimizer = torch.optim.SGD(parts, lr=0.1)
+body.requires_grad_(False)
+for number, batch in enumerate(torch.randn(STEPS, 8, 4)):
+    if number == WHEN:
+        body.requires_grad_(True)
+        parts = [*body.parameters(), *head.parameters()]
+        optimizer = torch.optim.SGD(parts, lr=0.1)
+    loss = head(body(batch)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([one.grad for one in parts])
+    if EARLY: print("loss", loss.item())
+    optimizer.step()
+    if not EARLY: print("loss", loss.item())
+    print("truth", loss.item(), norm.item())
+"""
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("when", [2, 3, 8, STEPS - 2])
+def test_an_optimizer_may_replace_another_one(tmp_path: Path, when: int, early: bool) -> None:
+    seen = observe(tmp_path, UNFREEZES.replace("WHEN", str(when)).replace("EARLY", str(early)), spec_of())
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    losses, norms = zip(*truth(seen), strict=True)
+    assert [one.loss for one in seen.steps] == list(losses)
+    assert [one.grad_norm for one in seen.steps] == pytest.approx(norms)
+    sketched = [event["sketch"]["step"] for event in seen.events("gradients")]
+    assert sketched == list(range(5)), "each step before the timed ones"
+
+
 ALWAYS = (
     PROGRAM.replace("model =", "torch._dynamo.config.recompile_limit = 99\nmodel =", 1)
     .replace("run(batch)", "run(batch[: number + 1])")
@@ -227,6 +298,7 @@ BAD = {
     "ends before step 1": ("raise SystemExit('no such data')", "FAILED", "before its first optimizer step"),
     "fails before step 1": ("import torch\nopen('/no/such/file')", "FAILED", "No such file"),
     "ends early": (PROGRAM.replace("(STEPS", "(STEPS - 4"), "CONFIG", r"after 8 of 12 steps.*\{steps\}"),
+    "takes turns": (TWO.replace("    optimizer.step()\n    second", "    (optimizer if number % 2 else second)"), "CONFIG", "after 6 of 12 steps of its 2 optimizers.*launch.observe.step"),
     "never captures": (PROGRAM, "CAPTURE_FAILED", "made no compiled function"),
     "captures at every step": (ALWAYS, "CAPTURE_FAILED", "still compiled functions.*same shapes"),
     "prints no metrics": (PROGRAM.replace("print(", "str("), "CONFIG", "shows no loss"),
