@@ -88,6 +88,11 @@ def comma_in_line(line: str) -> str:
     return next((pair[0].strip() for pair in pairs if column_of(pair[1])), "")
 
 
+def names_evaluation(title: str) -> bool:
+    """Return whether words of ``title`` mark the losses under it as those of an evaluation."""
+    return bool(_OTHER.search(title))
+
+
 def _words_before_loss(text: str, pairs: Sequence[re.Match[str]]) -> str:
     """Return the words before the loss, without the pairs of names and numbers, but with the names of steps."""
     number = next((number for number, pair in enumerate(pairs) if column_of(pair[1]) == "loss"), -1)

@@ -23,6 +23,7 @@ from launch.contract.spec import read_spec
 from launch.observe.graph_counter import GraphCounter
 from launch.observe.optimizers import identity
 from launch.observe.printed_streams import PrintedStreams
+from launch.observe.progress_bars import ProgressBars
 from launch.observe.rank import Rank
 from launch.observe.steps.backlog import Backlog
 from launch.observe.steps.metric_log import Known, Metric, Source, columns_in
@@ -67,6 +68,8 @@ class Observer:
         self._reads = True
         """Whether printed lines are read."""
         self.streams = PrintedStreams(self._read)
+        self.bars = None if spec.command.pattern else ProgressBars(self._read_shown, self.streams)
+        """A pattern of the recipe describes what bars draw, so then they are read as drawn."""
         # Registered first, so it is called last.
         atexit.register(self._leave)
         os.register_at_fork(after_in_child=self._forget)
@@ -205,6 +208,15 @@ class Observer:
             return
         begun = perf_counter()
         if not self._is_idle() and self._backlog.add(begun, self._steps.take_printed, text, rest):
+            self._catch_up()
+        self._own += perf_counter() - begun
+
+    def _read_shown(self, title: str, text: str) -> None:
+        """Read the ``text`` that the program lets a progress bar with this ``title`` show."""
+        if not self._reads:
+            return
+        begun = perf_counter()
+        if not self._is_idle() and self._backlog.add(begun, self._steps.take_shown, title, text):
             self._catch_up()
         self._own += perf_counter() - begun
 

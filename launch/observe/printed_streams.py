@@ -25,6 +25,16 @@ class PrintedStreams:
             if hasattr(stream, "__dict__") and not hasattr(stream.write, "is_observed"):
                 self._hook(stream)
 
+    def pass_on(self, write: Callable[[], Any]) -> Any:
+        """Call ``write``. What this thread writes in it is not read."""
+        if getattr(self._thread, "writes", False):
+            return write()
+        self._thread.writes = True
+        try:
+            return write()
+        finally:
+            self._thread.writes = False
+
     def _hook(self, stream: Any) -> None:
         write, rest = stream.write, [""]
 
@@ -32,11 +42,7 @@ class PrintedStreams:
             # A stream of the program may pass its text on to the one that it replaces, in other lines.
             if getattr(self._thread, "writes", False):
                 return write(text)
-            self._thread.writes = True
-            try:
-                written = write(text)
-            finally:
-                self._thread.writes = False
+            written = self.pass_on(lambda: write(text))
             self._read(text, rest)
             return written
 

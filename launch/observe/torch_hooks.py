@@ -36,6 +36,8 @@ def install(torch: ModuleType, observer: Observer) -> None:
         )
     after_import("wandb.sdk.wandb_run", lambda module: _hook_logger(module.Run, "log", observer))
     observer.streams.hook()
+    if (bars := observer.bars) is not None:
+        after_import("tqdm.std", lambda module: bars.hook(module.tqdm))
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:

@@ -64,7 +64,7 @@ class MetricLog:
         self._unnumbered: set[tuple[Metric, int]] = set()
         """The values that were printed without a step number."""
         self._contradictions: dict[tuple[Metric, int], str] = {}
-        """Printed numbers that differ from an earlier one of the same step. The earlier one counts."""
+        """Printed numbers that differ from an earlier one of the same step. One of them counts."""
 
     def wants(self, metric: Metric, source: Source) -> bool:
         """Return whether no better source of ``metric`` is known."""
@@ -79,7 +79,12 @@ class MetricLog:
         else:
             self.add(metric, source, step, Sum(known, value) if known else value)
 
-    def add(self, metric: Metric, source: Source, step: int, value: Later, *, numbered: bool = True) -> None:
+    def add(
+        self, metric: Metric, source: Source, step: int, value: Later, *, numbered: bool = True, early: bool = False
+    ) -> None:
+        """Take ``value`` for this step. Of printed ones that differ the first counts, or the last before an optimizer's step
+        (``early``).
+        """
         if not self.wants(metric, source):
             return
         values = self._values[metric]
@@ -95,6 +100,8 @@ class MetricLog:
         elif loose != numbered and repr(known.read()) != repr(value.read()):
             text = f"a {metric} of {known.read():g} and one of {value.read():g} in step {step}"
             self._contradictions.setdefault((metric, step), text)
+            if early:
+                values[step] = value
 
     def say(self, source: Source, said: Mapping[Column, float], ended: int) -> None:
         """Take what the program reported after ``ended`` steps.
@@ -113,7 +120,7 @@ class MetricLog:
             step = number - self._first_number[source]
         for metric in self._values:
             if metric in said:
-                self.add(metric, source, step, Known(said[metric]), numbered=numbered)
+                self.add(metric, source, step, Known(said[metric]), numbered=numbered, early=early and not numbered)
 
     def source(self, metric: Metric) -> Source | None:
         """Return the best source with a value, or None."""
@@ -132,6 +139,10 @@ class MetricLog:
 
     def at(self, metric: Metric, step: int) -> Later | None:
         return self._values[metric].get(step)
+
+    def awaits_number(self, step: int) -> bool:
+        """Return whether a number of this step comes from a line without a step number, while other lines have one."""
+        return "printed" in self._first_number and any(at[1] == step for at in self._unnumbered)
 
     @property
     def furthest(self) -> int:

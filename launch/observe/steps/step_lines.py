@@ -85,12 +85,13 @@ class StepLines:
             NumericError: a number is not finite. Its step has a line.
             ProgramError: too many steps wait for their metrics, or the program numbers other steps than its optimizer's.
         """
-        complete = self.ended >= self.last
+        over, complete = at_end, self.ended >= self.last
         timed = min(self.ended, self._spec.training.steps)
         # After the last step no step is timed any more, and a later hook may never be called, so wait for numbers here.
         at_end |= complete
-        while self.written < timed and (at_end or len(self._waiting) > WAIT_STEPS) and self._write(wait=at_end):
-            pass
+        while self.written < timed and (at_end or len(self._waiting) > WAIT_STEPS) and (over or self._is_final()):
+            if not self._write(wait=at_end):
+                break
         if self.refused or len(self._waiting) > MOST_WAITING:
             if not self._others_write():
                 raise ProgramError(self.why_incomplete(replays))
@@ -102,6 +103,10 @@ class StepLines:
                 "the end of each"
             )
         return complete and (self.written == timed or self._others_write())
+
+    def _is_final(self) -> bool:
+        """Return whether no better line of the next step to write can follow, unless the program ends."""
+        return self.ended > self.written + 1 or not self.log.awaits_number(self.written)
 
     def flush(self) -> None:
         """Write all lines at once, because each call of the file system takes time."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from launch.contract.errors import ProgramError
-from launch.contract.metric_names import Column
+from launch.contract.metric_names import Column, names_evaluation
 from launch.contract.records.gradient_sketch import GradientSketch, StepSketch
 from launch.contract.spec import RunSpec
 from launch.observe.graph_counter import GraphCounter
@@ -124,6 +124,11 @@ class TrainingSteps:
         lines, rest[0] = split_lines(text, rest[0])
         for line in lines:
             self.take("printed", columns_in_line(line, self._spec.command.pattern))
+
+    def take_shown(self, title: str, text: str) -> None:
+        """Take the ``text`` that the program lets a progress bar with this ``title`` show."""
+        if not names_evaluation(title):
+            self.take("printed", columns_in_line(text))
 
     def take_number(self, metric: Metric, source: Source, number: Later, to_sum: bool) -> None:
         self._hold(self._take_number, metric, source, number, to_sum)

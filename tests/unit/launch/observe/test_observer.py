@@ -218,9 +218,58 @@ def test_an_eager_run_that_compiles_does_not_pass_as_eager(tmp_path: Path, since
     assert proof["graphs"]["impl"] == "command" and proof["graphs"]["graphs"] == 1
 
 
+BAR = """
+import torch
+from tqdm import tqdm
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+bar = tqdm(torch.randn(STEPS, 8, 4), mininterval=0)
+for number, batch in enumerate(bar):
+    loss = model(batch).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+    EARLY
+    optimizer.step()
+    LATE
+    print("truth", loss.item(), norm.item())
+"""
+"""The bar is drawn again before each step, with the loss of the step before."""
+AGAIN = "bar.update(1); bar.refresh(); "
+BARS = {
+    "before the optimizer": ("bar.set_postfix(loss=loss.item())", "pass"),
+    "after the optimizer": ("pass", "bar.set_postfix({'loss': loss})"),
+    "after a redraw": ("pass", AGAIN + "bar.set_postfix_str(f'loss={loss}')"),
+    "in the title": ("bar.set_description(f'loss {loss}')", "pass"),
+    "without a redraw": ("bar.set_postfix(loss=loss, refresh=False)", "pass"),
+    "beside an evaluation": ("bar.set_postfix(loss=loss)", "tqdm([], desc='eval').set_postfix(loss=9.0)"),
+    "beside a disabled bar": (
+        "bar.set_postfix(loss=loss)",
+        "tqdm([], desc='eval', disable=True).set_postfix(loss=9.0)",
+    ),
+    "beside printed lines": ("bar.set_postfix(loss=8.0)", "print({'step': number, 'loss': loss.item()})"),
+    "beside a few lines": ("bar.set_postfix(loss=loss)", "number % 5 or print({'step': number, 'loss': loss.item()})"),
+}
+
+
 def truth(seen: Observed) -> list[tuple[float, float]]:
     """Return the loss and the norm of each step, which the program prints in a form that is not read."""
     return [(float(loss), float(norm)) for loss, norm in re.findall(r"truth (\S+) (\S+)", seen.log)]
+
+
+@pytest.mark.parametrize("name", BARS)
+def test_a_bar_counts_when_the_program_gives_it_a_loss_and_not_when_it_is_drawn(tmp_path: Path, name: str) -> None:
+    early, late = BARS[name]
+    seen = observe(tmp_path, BAR.replace("EARLY", early).replace("LATE", late), spec_of())
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [(one.loss, one.grad_norm) for one in seen.steps] == truth(seen), "in all digits"
+
+
+def test_a_loss_that_a_bar_holds_over_steps_is_not_that_of_each(tmp_path: Path) -> None:
+    program = BAR.replace("EARLY", "pass").replace("LATE", "number % 3 or bar.set_postfix(loss=loss.item())")
+    found = observe(tmp_path, program, spec_of()).diagnosis
+    assert found.outcome == "CONFIG" and "no loss of step 1 of its 12 steps" in found.message, found
 
 
 GAN = """

@@ -184,6 +184,16 @@ def test_a_norm_hides_no_contradicting_losses_of_its_step() -> None:
     assert not log.contradictions
 
 
+def test_the_last_loss_before_an_optimizers_step_counts() -> None:
+    """A bar drawn by hand shows its last loss again, or an epoch ends, before the step has its own loss."""
+    log = MetricLog()
+    for ended, loss in ((0, 2.5), (1, 2.5), (1, 2.0)):
+        log.say("printed", {"loss": loss}, ended)
+    found = log.at("loss", 1)
+    assert found is not None and found.read() == 2.0
+    assert log.contradictions == {1: "a loss of 2.5 and one of 2 in step 1"}
+
+
 def test_numbers_of_steps_may_begin_anew() -> None:
     log = MetricLog()
     for step in range(30):
