@@ -156,7 +156,7 @@ class StepCheck:
     routing: tuple[RoutingDifference, ...] = ()
     calibrated: bool = True
     """False if results differ and their noise is unknown (recorded as 1e300). Then the first layer cannot be perturbed, or the
-    routers' choices are hidden, and results differ more than in repetitions of the uncaptured code."""
+    routers' choices are hidden, and repetitions of the uncaptured code do not explain the differences."""
     noise: Amount = 0.0
     """The largest noise of any result that differs in a bit."""
     seconds: Amount = 0.0
