@@ -129,8 +129,7 @@ def describe_slots(holders: Sequence[SlotHolder]) -> list[str]:
     """Return a line for each run of another sweep that holds slots for which this one waits."""
     return [
         f"queued runs wait for slot {', '.join(slots)} of this host: {f'run {held.run_id}' if held.run_id else 'a run'} of "
-        f"{held.sweep.root} has held it since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(held.since))} "
-        f"(process {held.pid})"
+        f"{held.sweep.root} uses it (process {held.pid}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(held.since))})"
         for held, slots in grouped((replace(held, slot=""), held.slot) for held in holders).items()
     ]
 

@@ -14,6 +14,7 @@ from launch.contract.records.events import PHASES
 
 SHORTEST_WAIT = 0.05
 """Seconds between attempts that round to a tenth."""
+CHECKS = "Step checks run between steps, and no phase includes them. "
 
 
 def render(report: ReportData) -> list[str]:
@@ -24,14 +25,15 @@ def render(report: ReportData) -> list[str]:
     eager, graphed = (f"{_hours(side):.3g}" for side in sides)
     found = [phase for phase in PHASES if any(phase in result.phase_seconds for result in report.ran)]
     rows = [[phase, *(f"{_seconds(side, phase):.1f} s" for side in sides)] for phase in found]
-    if any(map(_check_seconds, sides)):
+    has_checks = any(map(_check_seconds, sides))
+    if has_checks:
         rows += [["step checks", *(f"{_check_seconds(side):.1f} s" for side in sides)]]
     rows += [["start and end", *(f"{_outside_phases(side):.1f} s" for side in sides)]]
     return [
         "## What this cost",
         f"The attempts that count took {total:.3g} {unit}: {eager} eager, {graphed} graphed.{_lost(report.ran, unit)}",
-        "The table adds up the time of rank 0 over all runs. Probe: the profiled steps after the timed ones. Start and end: the time "
-        f"of an attempt before and after its phases.{_waited(report.ran)}",
+        "The table adds up the time of rank 0 over all runs. Probe: the profiled steps after the timed ones. "
+        f"{CHECKS * has_checks}Start and end: the time of an attempt before and after its phases.{_waited(report.ran)}",
         table(("phase", "eager runs", "graphed runs"), rows),
     ]
 

@@ -20,7 +20,8 @@ HEADER = ("cell", "speed-up", "verdict", "steady steps", "captured", "break-even
 GPU_HEADER = ("step time, eager / graphed", "throttled, eager / graphed", "tokens/s/GPU", "model TFLOP/s/GPU")
 NOTES = (
     "Speed-up: eager step time over graphed step time. A pair's times are the means of its steady window. The cell has the "
-    "geometric mean of its pairs. Brackets show its interval, by Student's t on logarithms (docs/speed.md).",
+    "geometric mean of its pairs. Brackets show its interval, by Student's t on logarithms. It has a minimum width where few "
+    "pairs may agree by chance (docs/speed.md).",
     f"NEUTRAL: the interval lies within {BAND:.0%} of 1. FASTER or SLOWER: it extends beyond that and excludes 1. INCONCLUSIVE: "
     f"all other cases. A cell with fewer than two pairs or {MINIMUM_STEPS} steady steps is INCONCLUSIVE too.",
     "All cells with a verdict are judged together, as one family of tests. The intervals are so wide that the chance of any "

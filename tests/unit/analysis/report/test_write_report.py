@@ -123,6 +123,7 @@ def test_a_cost_names_the_time_of_step_checks(tmp_path: Path) -> None:
 
     cost = report_text(write_sweep(tmp_path, step_checks=3, ranks=2, edit=checked)).split("## What this cost")[1]
     assert "| step checks | 0.0 s | 12.0 s |" in cost, "three checks of two runs, on rank 0"
+    assert "Step checks run between steps, and no phase includes them. Start and end:" in cost
 
 
 def test_a_cost_counts_other_attempts_and_the_time_between_them(tmp_path: Path) -> None:
