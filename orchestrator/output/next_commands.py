@@ -13,7 +13,7 @@ from launch.contract.paths import SweepPaths
 from launch.contract.plan import Margins, Plan
 from orchestrator import PROGRAM
 from orchestrator.errors import InputError
-from orchestrator.recipe.recipe import find_recipe
+from orchestrator.recipe.recipe import load
 from orchestrator.recipe.wrapped_commands import RECIPE_FILE
 from orchestrator.sweeps.report_process import read_needed_runs
 from orchestrator.sweeps.run_state import RunState
@@ -71,7 +71,7 @@ def repeat_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:
         return _wrap_command(sweep, plan, repeats) if plan.recipe_file == RECIPE_FILE else ""
     overrides = [text for text in plan.overrides if text.partition("=")[0] != "repeats"]
     words = [
-        _recipe(plan.recipe_file),
+        _recipe(plan),
         *overrides,
         f"repeats={repeats}",
         *(word for one in plan.only for word in ("--only", one)),
@@ -81,13 +81,17 @@ def repeat_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:
     return format_command(f"sweep {shlex.join(words)}", sweep)
 
 
-def _recipe(file: str) -> str:
-    """Return ``file``, or with a placeholder for its folder if the current folder does not show it. A plan has no folder."""
+def _recipe(plan: Plan) -> str:
+    """Return the recipe's file, or with a placeholder for its folder if the current folder does not show it.
+
+    A plan has no folder. A recipe of ``./recipes`` or a shipped one may have the name of its file alone.
+    """
+    file = Path(plan.recipe_file)
     try:
-        find_recipe(Path(file))
+        shown = os.path.lexists(file) or load(file, plan.overrides or ()).text == plan.recipe
     except InputError:
-        return f"FOLDER/{file}"
-    return file
+        shown = False
+    return plan.recipe_file if shown else f"FOLDER/{plan.recipe_file}"
 
 
 def _wrap_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:

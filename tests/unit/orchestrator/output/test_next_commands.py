@@ -37,6 +37,18 @@ def test_more_repeats_keep_the_overrides_filters_cluster_and_store(
     assert " --only cuda_graph.impl=torch --cluster big --store " in repeat_command(paths, elsewhere, 7)
 
 
+def test_more_repeats_of_a_recipe_that_has_the_name_of_a_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shipped recipe would train another model."""
+    monkeypatch.chdir(tmp_path)
+    plan = Plan("x", load(Path("tiny_moe"), ["name=x"]).text, "tiny_moe.yaml", Margins(), (), (), overrides=("name=x",))
+    paths = SweepPaths(tmp_path / "sweeps" / "x")
+    assert " sweep tiny_moe.yaml name=x repeats=4 " in repeat_command(paths, plan, 4)
+    edited = replace(plan, recipe=plan.recipe.replace("tiny_moe", "tiny_dense"))
+    assert " sweep FOLDER/tiny_moe.yaml name=x repeats=4 " in repeat_command(paths, edited, 4)
+
+
 @pytest.mark.parametrize("margins", [Margins(), Margins(loss=0.5, grad_norm=0.1, allow_differences=("lr", "packages"))])
 def test_wrapped_commands_are_wrapped_again(tmp_path: Path, margins: Margins) -> None:
     commands = WrappedCommands(
