@@ -354,7 +354,7 @@ def speed_verdict(interval: Interval, steps: int) -> tuple[SpeedVerdict, str]:
     An interval within the band is NEUTRAL. Any other interval that excludes 1 is FASTER or SLOWER.
     """
     if interval is None:
-        return "INCONCLUSIVE", "one pair cannot separate a speed-up from drift over time: set repeats to 2 or more"
+        return "INCONCLUSIVE", "one pair cannot separate a speed-up from drift over time: set repeats to 3 or more"
     if steps < MINIMUM_STEPS:
         return (
             "INCONCLUSIVE",
