@@ -377,3 +377,19 @@ def test_hidden_choices_are_not_judged() -> None:
         found = check(engine, batch, other_weight(engine, NORM, lambda weight: weight.mul_(1 + 2**-18)))
         assert found.unequal > 0 and not found.calibrated
         assert faults_of(found) == []
+
+
+def check_with_late_rounding(spec: RunSpec) -> tuple[int, bool, list[str]]:
+    """Return what a check finds if the graph of the second rank rounds differently."""
+    with at_first_check(spec) as (engine, batch):
+        norm = next(name for name, _ in engine.chunks[0].module.named_parameters() if name.endswith("layernorm.weight"))
+        other = other_weight(engine, norm, lambda weight: weight.mul_(1 + 2**-18))
+        found = check(engine, batch, other if dist.get_rank() else nullcontext())
+    return found.unequal, found.calibrated, faults_of(found)
+
+
+def test_a_stage_that_hides_choices_and_one_without_routers_agree() -> None:
+    """Only the first stage has a router, which drops tokens. All stages run the same passes, and none is judged."""
+    spec = spec_of(replace(PADDED, moe_layer_freq=2), graph("transformer_engine", "attn"), Parallelism(pp=2))
+    for unequal, calibrated, faults in workers(2).run(check_with_late_rounding, spec):
+        assert (unequal > 0, calibrated, faults) == (True, False, [])

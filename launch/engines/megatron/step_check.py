@@ -211,9 +211,10 @@ class MegatronStep:
     @contextmanager
     def _repeating(self, repeated: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """Make routers choose ``repeated``. Balancing losses always count the same choices as in the replay."""
+        repeated = {} if self._hides_choices else repeated
         self._repeated = {name: RepeatedChoice(experts) for name, experts in repeated.items()}
         for name, router in self._observed().items():
-            calls = range(self._replayed[name][0]) if repeated and not self._hides_choices else ()
+            calls = range(self._replayed[name][0]) if repeated else ()
             router.repeated = [self._repeated[f"{name}, call {number}"] for number in calls]
             router.repeated_counts = self._counts[name]
         try:

@@ -199,10 +199,12 @@ class _Passes:
         again = _compare(self._run(repeated), self._plain)
         self._score_noise = self._change_of_scores()
         with self._checked.perturbed(math.inf, embedding=False) as possible:
-            perturbed = _compare(self._run(repeated), self._plain)
-        self._score_noise = max(self._score_noise, self._change_of_scores())
+            # A pipeline stage without routers hides no choice, but another one may.
+            possible = not largest_on_ranks(not possible, self._batch.device)
+            perturbed = _compare(self._run(repeated), self._plain) if possible else {}
         if not possible:
             return self._calibrate_by_repetition(again, repeated)
+        self._score_noise = max(self._score_noise, self._change_of_scores())
         self.noise = _noise(self._plain, again, perturbed)
         rows: list[TensorDifference | RoutingDifference] = [*self.rows(), *self.routing_differences()]
         if largest_on_ranks(any(row.is_fault for row in rows), self._batch.device):
@@ -211,11 +213,15 @@ class _Passes:
 
     def _calibrate_by_repetition(self, again: Mapping[str, float], repeated: Routing) -> bool:
         """Take as the noise what two repetitions change. Return whether that explains all differences on every rank."""
-        noise = _changes(self._plain, again, _compare(self._run(repeated), self._plain))
-        unexplained = any(size > NOISE_MULTIPLE * noise[name] for name, size in self.differences.items())
+        changes = _changes(self._plain, again, _compare(self._run(repeated), self._plain))
+        self._score_noise = max(self._score_noise, self._change_of_scores())
+        unexplained = any(size > NOISE_MULTIPLE * changes[name] for name, size in self.differences.items())
         unexplained |= any(row.is_fault for row in self.routing_differences())
         explained = not largest_on_ranks(unexplained, self._batch.device)
-        self.noise = noise if explained else dict.fromkeys(self._plain, NOT_FINITE)
+        self.noise = _with_spacing(self._plain, changes)
+        if not explained:
+            # A hidden choice may change the scores of later routers, which is no fault of theirs.
+            self.noise, self._score_noise = dict.fromkeys(self._plain, NOT_FINITE), NOT_FINITE
         return explained
 
     def _look_into_first_layer(self, repeated: Routing) -> None:
@@ -293,7 +299,11 @@ def _update(checked: CheckableStep, replay: _Replay, snapshot: Snapshot) -> list
 
 def _noise(plain: Results, again: Mapping[str, float], perturbed: Mapping[str, float]) -> Mapping[str, float]:
     """Return the noise of each result: the larger difference of both passes, but at least the spacing of its numbers."""
-    return {name: max(change, plain[name].spacing) for name, change in _changes(plain, again, perturbed).items()}
+    return _with_spacing(plain, _changes(plain, again, perturbed))
+
+
+def _with_spacing(plain: Results, changes: Mapping[str, float]) -> Mapping[str, float]:
+    return {name: max(change, plain[name].spacing) for name, change in changes.items()}
 
 
 def _changes(plain: Results, one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:
