@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -594,6 +594,41 @@ def test_a_hidden_choice_is_no_fault_of_later_routers() -> None:
     captured = train_to_first_check(replace(spec_of(FULL), model=replace(MODEL, moe_expert_capacity_factor=1.0)))
     found = check(captured, other_tokens_dropped)
     assert found.routing and not found.calibrated and faults_of(found) == []
+
+
+class _NoisyGradient(torch.autograd.Function):
+    """The identity. Each backward pass rounds otherwise, as that of attention does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * (1 + 2**-8 * torch.tensor(_DRAWS.gauss(0, 1)))
+
+
+_DRAWS = random.Random(1)
+
+
+def test_what_repeats_itself_is_not_judged_by_what_does_not() -> None:
+    """Only backward passes add atomically. So the noise of the gradient norm is not that of losses."""
+    captured = train_to_first_check(replace(spec_of(FULL), model=replace(EXPERTS, num_layers=2)))
+    layer = captured[0].chunks[0].named_layers()["1"]
+
+    def add_noise(module: Any, inputs: Any, outputs: Any) -> Any:
+        return cast(Any, _NoisyGradient).apply(outputs[0]), *outputs[1:]
+
+    layer.register_forward_hook(add_noise)
+
+    @contextmanager
+    def wrong_loss(engine: TorchNativeEngine) -> Iterator[None]:
+        yield
+        engine._train_step.microbatches.losses[3].mul_(1 + 2**-10)
+
+    clean = check(captured, lambda engine: nullcontext())
+    assert clean.unequal > 10 and clean.calibrated and faults_of(clean) == []
+    assert not check(captured, wrong_loss).calibrated
 
 
 FIRST = {

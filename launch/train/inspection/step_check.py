@@ -214,6 +214,10 @@ class _Passes:
     def _calibrate_by_repetition(self, again: Mapping[str, float], repeated: Routing) -> bool:
         """Take as the noise what two repetitions change. Return whether that explains all differences on every rank."""
         changes = _changes(self._plain, again, _compare(self._run(repeated), self._plain))
+        # If only backward passes add atomically, losses repeat exactly. The noise of the norm is not theirs.
+        numbers = _numbers(self._plain)
+        losses = [name for name in numbers if name.startswith("loss of ")]
+        changes |= _sharing(changes, numbers) | _sharing(changes, losses)
         self._score_noise = max(self._score_noise, self._change_of_scores())
         unexplained = any(size > NOISE_MULTIPLE * changes[name] for name, size in self.differences.items())
         unexplained |= any(row.is_fault for row in self.routing_differences())
@@ -298,19 +302,30 @@ def _update(checked: CheckableStep, replay: _Replay, snapshot: Snapshot) -> list
 
 
 def _noise(plain: Results, again: Mapping[str, float], perturbed: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the noise of each result: the larger difference of both passes, but at least the spacing of its numbers."""
-    return _with_spacing(plain, _changes(plain, again, perturbed))
+    """Return the noise of each result: the larger difference of both passes, but at least the spacing of its numbers.
+
+    Single numbers share their largest one.
+    """
+    changes = _changes(plain, again, perturbed)
+    return _with_spacing(plain, changes | _sharing(changes, _numbers(plain)))
 
 
 def _with_spacing(plain: Results, changes: Mapping[str, float]) -> Mapping[str, float]:
     return {name: max(change, plain[name].spacing) for name, change in changes.items()}
 
 
-def _changes(plain: Results, one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the larger difference of two passes from ``plain`` for each result. Single numbers share their largest one."""
-    relative = {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in plain}
-    shared = max((relative[name] for name, result in plain.items() if result.is_number), default=0.0)
-    return {name: shared if plain[name].is_number else change for name, change in relative.items()}
+def _changes(plain: Results, one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Return the larger difference of two passes from ``plain`` for each result."""
+    return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in plain}
+
+
+def _numbers(results: Results) -> list[str]:
+    return [name for name, result in results.items() if result.is_number]
+
+
+def _sharing(changes: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    """Return the largest change of ``names`` for each of them."""
+    return dict.fromkeys(names, max((changes[name] for name in names), default=0.0))
 
 
 def _parts(state: Iterable[torch.Tensor]) -> list[torch.Tensor]:
