@@ -450,6 +450,22 @@ def test_rounding_that_large_weights_amplify_is_no_fault(precision: str, seed: i
     assert found.unequal > 20 and faults_of(found) == []
 
 
+def test_rounding_that_one_perturbation_does_not_show_is_no_fault() -> None:
+    """A perturbation changes some result by a fifth of what another one changes, by chance. Here the first changes none."""
+    perturbed = torch_native.step_check.outputs_perturbed
+
+    def downward(modules: Any, toward: float) -> AbstractContextManager[None]:
+        return perturbed(modules, toward) if toward < 0 else nullcontext()
+
+    captured = train_to_first_check(spec_of(FULL, "bf16"))
+    with (
+        mock.patch.object(torch_native.step_check, "outputs_perturbed", downward),
+        mock.patch.object(step_check, "LEAST_GROWTH", math.inf),
+    ):
+        assert faults_of(check(captured, sum_in_halves)) == []
+        assert "gradient norm" in faults_of(check(captured, weigh_sample(0.0)))
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_graph_that_changes_a_weight_is_found(precision: str) -> None:
     """Uncaptured code then computes with the same wrong weight, so nothing else differs."""
