@@ -20,6 +20,7 @@ from launch.contract.records.memory import requested_bytes
 from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import CudaGraph, Data, GraphImpl, Model, Parallelism, RunSpec
 from launch.engines import torch_native
+from launch.engines.perturbation import outputs_perturbed
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.decoder import Layer
 from launch.engines.torch_native.engine import TorchNativeEngine
@@ -452,10 +453,9 @@ def test_rounding_that_large_weights_amplify_is_no_fault(precision: str, seed: i
 
 def test_rounding_that_one_perturbation_does_not_show_is_no_fault() -> None:
     """A perturbation changes some result by a fifth of what another one changes, by chance. Here the first changes none."""
-    perturbed = torch_native.step_check.outputs_perturbed
 
     def downward(modules: Any, toward: float) -> AbstractContextManager[None]:
-        return perturbed(modules, toward) if toward < 0 else nullcontext()
+        return outputs_perturbed(modules, toward) if toward < 0 else nullcontext()
 
     captured = train_to_first_check(spec_of(FULL, "bf16"))
     with (
