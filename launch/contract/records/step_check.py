@@ -1,8 +1,8 @@
 """A step check computes one step of a graphed run twice from the same state: by replay, and by the same code uncaptured.
 
 It also measures how large harmless rounding is from this state. For that, the uncaptured code runs a second time, and once more
-with the first layer's output moved by one unit in the last place. If this does not explain a difference, it runs once more with
-the output moved the other way, and then twice more with the first layer's input moved too.
+with the first layer's output moved by one unit in the last place. If this does not explain a difference, it runs twice more with
+the first layer's input moved too.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class TensorDifference:
     name: str
     difference: Amount
     noise: Amount
-    """The larger of two differences: between two passes of the uncaptured code, and between a plain and a perturbed pass. If that
-    is exceeded, a pass perturbed the other way counts too. If the first layer amplifies rounding inside it, passes with its input perturbed count too. The noise is at least the spacing of the
+    """The larger of two differences: between two passes of the uncaptured code, and between a plain and a perturbed pass. If the
+    first layer amplifies rounding inside it, passes with its input perturbed count too. The noise is at least the spacing of the
     result's numbers. Losses and the gradient norm are single numbers, which a perturbation may leave unchanged by chance, so all
     of them share their largest noise."""
     multiple: Amount = NOISE_MULTIPLE

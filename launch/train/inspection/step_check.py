@@ -2,10 +2,8 @@
 
 Chaos does not build up within one step, so a difference between both is either rounding or a fault. If any rank finds a
 difference, the check measures how large rounding is from the same state: the uncaptured code runs once more unchanged, and once
-with the first layer's output perturbed. If that does not explain a difference, it runs once more with this output perturbed
-the other way, because a single perturbation may hardly change a result by chance. If that does not explain it either, it runs
-twice more with that layer's input perturbed too. Large weights may amplify rounding inside this layer, which its perturbed
-output does not show.
+with the first layer's output perturbed. If that does not explain a difference, it runs twice more with that layer's input
+perturbed too. Large weights may amplify rounding inside this layer, which its perturbed output does not show.
 
 Top-k routing is discontinuous: a score that is rounded differently sends a token to another expert. So if the choices of both
 differ, the uncaptured code repeats the replay's choices, and records how far these are from its own. The passes that measure
@@ -208,18 +206,10 @@ class _Passes:
             return self._calibrate_by_repetition(again, repeated)
         self._score_noise = max(self._score_noise, self._change_of_scores())
         self.noise = _noise(self._plain, again, perturbed)
-        for measure_more in (self._perturb_downward, self._look_into_first_layer):
-            rows: list[TensorDifference | RoutingDifference] = [*self.rows(), *self.routing_differences()]
-            if largest_on_ranks(any(row.is_fault for row in rows), self._batch.device):
-                measure_more(repeated)
+        rows: list[TensorDifference | RoutingDifference] = [*self.rows(), *self.routing_differences()]
+        if largest_on_ranks(any(row.is_fault for row in rows), self._batch.device):
+            self._look_into_first_layer(repeated)
         return True
-
-    def _perturb_downward(self, repeated: Routing) -> None:
-        """Move the first layer's output the other way too. By chance, one perturbation may hardly change a result."""
-        with self._checked.perturbed(-math.inf, embedding=False):
-            downward = _noise(self._plain, _compare(self._run(repeated), self._plain), {})
-        self._score_noise = max(self._score_noise, self._change_of_scores())
-        self.noise = {name: max(noise, downward[name]) for name, noise in self.noise.items()}
 
     def _calibrate_by_repetition(self, again: Mapping[str, float], repeated: Routing) -> bool:
         """Take as the noise what two repetitions change. Return whether that explains all differences on every rank."""
