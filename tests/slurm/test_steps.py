@@ -155,7 +155,8 @@ def test_a_step_that_an_operator_cancels_is_cancelled_and_the_next_run_begins(cl
     bundle.submit()
     bundle.wait_for_step(0)
     steps = (line.split() for line in cluster.run("squeue", "--noheader", "--steps", "--format=%i %j").splitlines())
-    (step,) = (step for step, name in steps if name == f"{bundle.run_ids[0]}.1")
+    names = {step: name for step, name in steps if step.startswith(f"{bundle.job}.")}
+    (step,) = (step for step, name in names.items() if name == f"{bundle.run_ids[0]}.1")
     cluster.run("scancel", step)
     bundle.wait_until_over()
     assert bundle.outcomes() == ["CANCELLED", "COMPLETED"], bundle.output()
