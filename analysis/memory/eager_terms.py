@@ -11,12 +11,14 @@ from analysis.memory.activations import FP32, logits_bytes, routed_tokens, tenso
 from analysis.memory.rank_load import CellLoad, RankLoad
 from analysis.memory.static_memory import Part
 from analysis.memory.term import Term, mib, times_constant, total
+from launch.contract.spec import RunSpec
 
 STATE, EAGER = "analysis/memory/static_memory.py", "analysis/memory/eager_terms.py"
 ACTIVATIONS = "analysis/memory/activations.py"
 NATIVE = "launch/engines/torch_native"
 FP8_WEIGHTS = "Transformer Engine 2.11, pytorch/module/base.py, get_weight_workspace"
 RING = "Transformer Engine 2.11, pytorch/attention/dot_product_attention/context_parallel.py"
+PACKED = "Transformer Engine 2.11, common/fused_attn/utils.cu, get_max_batch_size and get_max_tokens"
 RECOMPUTATION = f"{NATIVE}/layers/recomputation.py"
 NOTHING: frozenset[Part] = frozenset()
 
@@ -124,6 +126,8 @@ def _in_passing(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
     moments = [_backward(rank, part) for part in rank.kept if part in ("mlp", "experts") and part not in captured]
     if rank.spec.parallelism.cp > 1 and "attention" in rank.kept and "attention" not in captured:
         moments.append(_ring(rank))
+    if _reserves_packed_documents(rank.spec) and "attention" in rank.kept:
+        moments.append(_packed_attention(rank.spec))
     of_layers, of_loss = [max(moments, key=attrgetter("bytes"))] if moments else [], []
     if rank.spec.training.recompute == "full":
         of_layers.append(_recomputed_layer(rank))
@@ -151,6 +155,29 @@ def _ring(rank: RankLoad) -> Term:
     values = (layout.cp, mib(keys), mib(queries), mib(queries))
     formula = "{} ranks x ({:.0f} MiB of keys and values + {:.0f} MiB of partial results), and {:.0f} MiB of results"
     return Term("ring of keys and values", layout.cp * (keys + queries) + queries, formula, values, RING)
+
+
+def _reserves_packed_documents(spec: RunSpec) -> bool:
+    return spec.engine == "megatron" and spec.data.packed_sequences and spec.training.deterministic
+
+
+def _packed_attention(spec: RunSpec) -> Term:
+    """Return the workspace of cuDNN's deterministic backward pass over packed documents, as measured on an H200.
+
+    Transformer Engine rounds their number and the sequence up, and cuDNN takes each document to be as long as the sequence.
+    """
+    documents, tokens = spec.data.max_documents or 1, tokens_of(spec)
+    if documents <= 512:
+        documents = max(32, _power_of_two(documents))
+    tokens = max(1024, _power_of_two(tokens)) if tokens <= 2**15 else 2**15 * math.ceil(tokens / 2**15)
+    values = (documents, spec.model.num_attention_heads // spec.parallelism.tp, tokens, 2)
+    formula = "{} documents x {} heads x {:,} tokens squared x {} bytes"
+    return Term("backward pass: packed attention", math.prod(values) * tokens, formula, values, PACKED)
+
+
+def _power_of_two(number: int) -> int:
+    """Return the least power of two that is not below ``number``."""
+    return 1 << (number - 1).bit_length()
 
 
 def _loss(rank: RankLoad) -> Term:

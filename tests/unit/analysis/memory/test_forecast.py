@@ -197,6 +197,31 @@ def test_ranks_that_share_sequences_hold_a_ring_of_keys_and_values() -> None:
     assert of(shared).unmeasured == ("context parallelism",)
 
 
+@pytest.mark.parametrize(
+    ("documents", "tokens", "heads", "measured"),
+    [
+        (160, 2048, 32, 64.0824), (128, 2048, 32, 32.0823), (64, 2048, 32, 16.0823), (8, 2048, 32, 8.0823),
+        (32, 2048, 16, 4.0431), (32, 4096, 32, 32.1646), (32, 8192, 8, 32.0862), (32, 1024, 32, 2.0412),
+    ],
+)  # fmt: skip
+def test_packed_attention_reserves_a_sequence_for_each_document(
+    documents: int, tokens: int, heads: int, measured: float
+) -> None:
+    """The GiB that cuDNN's deterministic backward pass took on an H200 with Transformer Engine 2.11."""
+    spec = replace(
+        MIXTURE, parallelism=Parallelism(), model=replace(MIXTURE.model, num_attention_heads=heads),
+        data=replace(MIXTURE.data, packed_sequences=True, max_documents=documents),
+        training=replace(MIXTURE.training, micro_batch_size=1, sequence_length=tokens, deterministic=True),
+    )  # fmt: skip
+    term = "backward pass: packed attention"
+
+    def reserved(spec: RunSpec) -> int:
+        return sum(each.bytes for each in of(spec).phases["measure"] if each.name == term)
+
+    assert 0.95 * measured < reserved(spec) / GIB <= measured
+    assert reserved(replace(spec, training=replace(spec.training, deterministic=False))) == 0
+
+
 def test_torch_keeps_a_copy_of_each_micro_batch_in_flight() -> None:
     native = replace(MIXTURE, engine="torch_native")
     torch, engine = (replace(native, cuda_graph=CudaGraph(impl)) for impl in ("torch", "transformer_engine"))
