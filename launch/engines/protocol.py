@@ -76,7 +76,7 @@ class CheckableStep(Protocol):
         """
 
     def recompute(self, batch: torch.Tensor, repeated: Mapping[str, torch.Tensor]) -> None:
-        """Compute the same part uncaptured. Routers choose ``repeated``, int64 (T, topk) by router call, unless it is empty."""
+        """Compute the same part uncaptured. Routers choose ``repeated``, as ``routing`` returns it, unless it is empty."""
 
     def perturbed(self, toward: float, embedding: bool) -> AbstractContextManager[bool]:
         """Move the first layer's output by one unit in the last place inside the context, and with ``embedding`` its input too.
@@ -102,7 +102,10 @@ class CheckableStep(Protocol):
         """Yield what no replay may change: the weights, or those and moments that a captured optimizer has to leave."""
 
     def routing(self) -> Mapping[str, torch.Tensor]:
-        """Return the experts of this rank's tokens in the last computation, int64 (T, topk) by router call."""
+        """Return the experts of this rank's tokens in the last computation, int64 (T, topk) by router call.
+
+        ``~expert`` stands for an expert that dropped the token.
+        """
 
     def scored_choices(self) -> ScoredChoices:
         """Return the routers' scores of the choices that they repeated in the last computation."""

@@ -51,6 +51,30 @@ def capture(graph: Graph, **settings: Any) -> Iterator[None]:
         Graph.capturing = None
 
 
+class WrittenChoices:
+    """The choices of the routers of ``layers`` that an imitated graph writes, always to the tensors of its capture."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._layers = layers
+        self._written: list[tuple[Any, torch.Tensor]] = []
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        from launch.engines.megatron.observed_router import routers_of
+
+        routers = [router for layer in self._layers for router in routers_of(layer)]
+        kept = [each for router in routers for each in (router.experts, router.kept, router.counted)]
+        before = [len(each.captured) for each in kept]
+        yield
+        choices = [(each, choice) for each, count in zip(kept, before, strict=True) for choice in each.captured[count:]]
+        if not self._written:
+            self._written.extend(choices)
+        for (each, static), (_, choice) in zip(self._written, choices, strict=True):
+            if static is not choice:
+                static.copy_(choice)
+                each.captured.pop()
+
+
 OF_CUDA = {
     "CUDAGraph": Graph,
     "graph": capture,
@@ -72,6 +96,7 @@ def repeating(forward_backward: Callable[..., list[torch.Tensor]]) -> Callable[.
 
     def run(*, data_iterator: list[Iterator[Any]], **named: Any) -> list[torch.Tensor]:
         static = [list(iterator) for iterator in data_iterator]
+        written = WrittenChoices(named["model"] if isinstance(named["model"], list) else [named["model"]])
 
         def compute() -> list[torch.Tensor]:
             return forward_backward(data_iterator=[iter(given) for given in static], **named)
@@ -79,13 +104,15 @@ def repeating(forward_backward: Callable[..., list[torch.Tensor]]) -> Callable[.
         graph = Graph.capturing
         if graph is None:
             return compute()
-        with mock.patch.object(torch.cuda, "synchronize", refuse_to_wait):
+        with mock.patch.object(torch.cuda, "synchronize", refuse_to_wait), written.again():
             losses = compute()
         computed = [True]
 
         def work() -> None:
             if not (computed and computed.pop()):
-                for loss, value in zip(losses, compute(), strict=True):
+                with capture(graph), written.again():
+                    values = compute()
+                for loss, value in zip(losses, values, strict=True):
                     loss.copy_(value)
 
         graph.work = work
@@ -161,10 +188,7 @@ def _callable(layer: Any, names: set[str]) -> Callable[..., Any]:
     """Accept the keywords of the capture and ignore others, as Transformer Engine's callables do."""
     from megatron.core.transformer import cuda_graphs
 
-    from launch.engines.megatron.observed_router import routers_of
-
-    graph = Graph()
-    written: list[tuple[Any, torch.Tensor]] = []
+    graph, written = Graph(), WrittenChoices([layer])
 
     def call(*inputs: torch.Tensor, **named: Any) -> Any:
         graph.replay()
@@ -172,21 +196,12 @@ def _callable(layer: Any, names: set[str]) -> Callable[..., Any]:
         if "attention_mask" in taken:
             taken["attention_mask"] = None  # Transformer Engine needs no mask for causal attention.
         cuda_graphs._set_capture_start()
-        kept = [each for router in routers_of(layer) for each in (router.experts, router.counted)]
-        before = [len(each.captured) for each in kept]
         for module in layer.modules():
             if hasattr(module, "is_first_microbatch"):
                 module.is_first_microbatch = True  # as Transformer Engine 2.11 does before it captures
-        with capture(graph):
+        with capture(graph), written.again():
             outputs = layer._te_cuda_graph_capture(*inputs, **taken)
         cuda_graphs._set_capture_end()
-        choices = [(each, choice) for each, count in zip(kept, before, strict=True) for choice in each.captured[count:]]
-        if not written:
-            written.extend(choices)
-        for (each, static), (_, choice) in zip(written, choices, strict=True):
-            if static is not choice:
-                static.copy_(choice)
-                each.captured.pop()
         return outputs
 
     call.reset = graph.reset  # type: ignore[attr-defined]

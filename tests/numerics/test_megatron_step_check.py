@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -371,17 +372,86 @@ def test_tokens_between_two_experts_are_repeated() -> None:
         assert any(row.is_fault and row.name.startswith("router of layer 2") for row in found.routing)
 
 
+@contextmanager
+def dropping(drop: Callable[..., Any]) -> Iterator[None]:
+    """Let the graph choose the tokens of an expert with ``drop``: Megatron-Core's function, weights, chosen experts."""
+    from launch.engines.megatron import observed_router
+
+    own = observed_router.DROP_TOKENS
+
+    def choose(weights: torch.Tensor, chosen: torch.Tensor, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = drop(weights, chosen, partial(own, **settings))
+        return weights * kept, kept
+
+    with mock.patch.object(observed_router, "DROP_TOKENS", choose):
+        yield
+
+
+def round_otherwise(weights: torch.Tensor, chosen: torch.Tensor, own: Callable[..., Any]) -> torch.Tensor:
+    rounding = torch.rand(weights.shape, generator=torch.Generator().manual_seed(1))
+    kept: torch.Tensor = own(weights * (1 + 2e-7 * rounding), chosen)[1]
+    return kept
+
+
+def keep_the_lightest(weights: torch.Tensor, chosen: torch.Tensor, own: Callable[..., Any]) -> torch.Tensor:
+    kept: torch.Tensor = own((1 - weights) * chosen, chosen)[1]
+    return kept
+
+
+@pytest.mark.parametrize("settings", [WHOLE, graph("transformer_engine", "moe")])
+def test_tokens_that_exceed_the_capacity_are_repeated(settings: CudaGraph) -> None:
+    """All tokens are equal, so rounding decides which ones exceed the capacity. If weights differ, the router is at fault."""
+    with at_first_check(spec_of(replace(PADDED, moe_aux_loss_coeff=0.01), settings)) as (engine, batch):
+        assert check(engine, batch, nullcontext()).unequal == 0
+        found = check(engine, torch.zeros_like(batch), dropping(round_otherwise))
+        assert sum(row.tokens for row in found.routing) > 3 and found.calibrated
+        assert (found.unequal, faults_of(found)) == (0, [])
+        found = check(engine, batch, dropping(keep_the_lightest))
+        assert {row.name for row in found.routing if row.is_fault} == {
+            f"router of layer {layer}, call {call}" for layer in (1, 2) for call in (0, 1)
+        }
+        found = check(engine, batch, lost_microbatch(engine))
+        assert found.calibrated and "gradient norm" in faults_of(found)
+
+
+def test_the_lead_of_dropped_tokens() -> None:
+    """Compare which of three tokens two experts keep: the second expert has a free place for the third token."""
+    from launch.engines.megatron.observed_router import RepeatedRouting
+
+    weights = torch.tensor([[0.9, 0.0], [0.5, 0.1], [0.45, 0.7]])
+    own = torch.tensor([[True, False], [True, True], [False, True]])
+
+    def gap(*experts: list[int]) -> float:
+        routing = RepeatedRouting.of(torch.tensor(experts))
+        routing.score(weights)
+        routing.gap.zero_()
+        routing.score_dropping(weights, own)
+        return round(float(routing.gap), 6)
+
+    assert gap([0, ~1], [0, 1], [~0, 1]) == 0.0
+    assert gap([0, ~1], [~0, 1], [0, 1]) == 0.05
+    assert gap([~0, ~1], [0, 1], [0, 1]) == 0.45
+    assert gap([0, ~1], [0, 1], [~0, ~1]) == 0.7
+    assert gap([0, ~1], [0, 1], [0, 1]) == 0.05
+
+
+@contextmanager
+def hidden_choices() -> Iterator[None]:
+    """Let routers hide their choices, as those in a fused kernel do."""
+    with mock.patch("launch.engines.megatron.engine.observe_routers", lambda chunks, config: None):
+        yield
+
+
 def test_hidden_choices_are_not_judged() -> None:
-    """Rounding may decide which tokens exceed the capacity, and the check cannot see this."""
-    with at_first_check(spec_of(PADDED, WHOLE)) as (engine, batch):
+    with hidden_choices(), at_first_check(spec_of(PADDED, WHOLE)) as (engine, batch):
         found = check(engine, batch, other_weight(engine, NORM, lambda weight: weight.mul_(1 + 2**-18)))
         assert found.unequal > 0 and not found.calibrated
         assert faults_of(found) == []
 
 
 def check_with_late_rounding(spec: RunSpec) -> tuple[int, bool, list[str]]:
-    """Return what a check finds if the graph of the second rank rounds differently."""
-    with at_first_check(spec) as (engine, batch):
+    """Return what a check finds if the graph of the second rank rounds differently, and the first one hides choices."""
+    with nullcontext() if dist.get_rank() else hidden_choices(), at_first_check(spec) as (engine, batch):
         norm = next(name for name, _ in engine.chunks[0].module.named_parameters() if name.endswith("layernorm.weight"))
         other = other_weight(engine, norm, lambda weight: weight.mul_(1 + 2**-18))
         found = check(engine, batch, other if dist.get_rank() else nullcontext())
@@ -389,7 +459,7 @@ def check_with_late_rounding(spec: RunSpec) -> tuple[int, bool, list[str]]:
 
 
 def test_a_stage_that_hides_choices_and_one_without_routers_agree() -> None:
-    """Only the first stage has a router, which drops tokens. All stages run the same passes, and none is judged."""
-    spec = spec_of(replace(PADDED, moe_layer_freq=2), graph("transformer_engine", "attn"), Parallelism(pp=2))
+    """Only the first stage has a router. All stages run the same passes, and none is judged."""
+    spec = spec_of(replace(EVEN, moe_layer_freq=2), graph("transformer_engine", "attn"), Parallelism(pp=2))
     for unequal, calibrated, faults in workers(2).run(check_with_late_rounding, spec):
         assert (unequal > 0, calibrated, faults) == (True, False, [])

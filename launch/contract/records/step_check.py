@@ -74,7 +74,7 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class RoutingDifference:
-    """Tokens of one layer and micro-batch that the replay and the uncaptured code send to different experts."""
+    """Tokens of one layer and micro-batch that the replay and the uncaptured code send to, or keep at, different experts."""
 
     name: str
     tokens: Count

@@ -2,15 +2,58 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
 import torch
-from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe import router as megatron_router
 
+from launch.engines.graph_protocol import replaced
 from launch.engines.torch_native.moe.router import RepeatedChoice
+
+DROP_TOKENS = megatron_router.apply_router_token_dropping
+
+
+@dataclass(eq=False)
+class RepeatedRouting(RepeatedChoice):
+    """The experts that another computation chose for T tokens, some of which dropped the token."""
+
+    dropped: torch.Tensor
+    """bool (T, topk)."""
+
+    @classmethod
+    def of(cls, routing: torch.Tensor) -> RepeatedRouting:
+        """Args: routing: as :meth:`ObservedRouter.routing` returns it, int64 (T, topk)."""
+        dropped = routing < 0
+        return cls(torch.where(dropped, ~routing, routing), dropped)
+
+    def kept(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return which experts keep which tokens, bool in the shape of ``weights``, (T, experts)."""
+        return torch.zeros_like(weights, dtype=torch.bool).scatter(1, self.experts, ~self.dropped)
+
+    @torch.no_grad()
+    def score_dropping(self, weights: torch.Tensor, own: torch.Tensor) -> None:
+        """Add to ``gap`` the lead of the router's own tokens over the repeated ones, and their weights to ``scores``.
+
+        Args:
+            weights: (T, experts), by which the router ranks an expert's tokens. 0 if a token did not choose the expert.
+            own: bool (T, experts), which tokens the router itself would keep.
+        """
+        kept = self.kept(weights)
+        # An expert with free places drops nothing: any weight leads over a free place.
+        least = _least(weights, kept).where(kept.sum(0) >= own.sum(0), 0)
+        lost = weights.where(own & ~kept, -math.inf).amax(0) - least
+        gained = torch.where((kept & ~own).any(0), _least(weights, own) - _least(weights, kept & ~own), -math.inf)
+        self.gap = torch.maximum(self.gap, torch.maximum(lost, gained).max())
+        self.scores = torch.cat((self.scores, weights.gather(1, self.experts)), dim=1)
+
+
+def _least(weights: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the least weight of each expert's ``tokens``, bool (T, experts): (experts,); infinity for an expert without any."""
+    return weights.where(tokens, math.inf).amin(0)
 
 
 @dataclass(eq=False)
@@ -31,9 +74,9 @@ class KeptChoices:
         elif keeps:
             self.made.append(choice)
 
-    def keep_captured(self, number: int) -> None:
-        """Keep the choice that graph ``number`` has just written, if the graph contains the router."""
-        self.made += [choice.clone() for choice in self.captured[number : number + 1]]
+    def keep_captured(self, numbers: slice) -> None:
+        """Keep the choices ``numbers``, which a graph has just written, if it contains the router."""
+        self.made += [choice.clone() for choice in self.captured[numbers]]
 
 
 @dataclass(eq=False)
@@ -43,6 +86,8 @@ class ObservedRouter:
     Attributes:
         keeps: whether passes keep their choices.
         experts: the experts of tokens, each int64 (T, topk).
+        kept: which experts keep which tokens, each bool (T, experts). Empty if the router drops none. Experts may be padded with
+            tokens that did not choose them.
         counted: the choices that the balancing loss counts, each bool (T, experts). They may differ from ``experts``, because
             they are made from rounded scores.
         repeated, repeated_counts: the choices and counts of the next calls; if empty, the router makes its own.
@@ -50,18 +95,30 @@ class ObservedRouter:
 
     keeps: bool = False
     experts: KeptChoices = field(default_factory=KeptChoices)
+    kept: KeptChoices = field(default_factory=KeptChoices)
     counted: KeptChoices = field(default_factory=KeptChoices)
-    repeated: Sequence[RepeatedChoice] = ()
+    repeated: Sequence[RepeatedRouting] = ()
     repeated_counts: Sequence[torch.Tensor] = ()
 
     @property
-    def calls(self) -> tuple[int, int]:
-        """The number of choices and counts that the last passes kept."""
-        return len(self.experts.made), len(self.counted.made)
+    def calls(self) -> tuple[int, ...]:
+        """The number of choices of each kind that the last passes kept."""
+        return tuple(len(choices.made) for choices in self._choices)
+
+    @property
+    def _choices(self) -> tuple[KeptChoices, ...]:
+        return self.experts, self.kept, self.counted
+
+    def routing(self) -> list[torch.Tensor]:
+        """Return the experts of tokens in the last passes, each int64 (T, topk). ``~expert`` is an expert that dropped the token."""
+        if not self.kept.made:
+            return self.experts.made
+        both = zip(self.experts.made, self.kept.made, strict=True)
+        return [torch.where(kept.gather(1, experts), experts, ~experts) for experts, kept in both]
 
     def forget(self) -> None:
-        self.experts.made.clear()
-        self.counted.made.clear()
+        for choices in self._choices:
+            choices.made.clear()
 
     def get_replay_topk(
         self, scores: torch.Tensor, topk: int, num_groups: Any, group_topk: Any, choose: Callable[..., Any]
@@ -76,6 +133,28 @@ class ObservedRouter:
         self.experts.keep(experts, self.keeps)
         return chosen, experts
 
+    def keeping_tokens(self, route: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a wrapper of ``route``, the router's choice, that keeps and repeats which tokens experts drop."""
+
+        @wraps(route)
+        def kept(*inputs: Any, **named: Any) -> Any:
+            with replaced(megatron_router, "apply_router_token_dropping", self._drop):
+                return route(*inputs, **named)
+
+        return kept
+
+    def _drop(self, weights: torch.Tensor, chosen: torch.Tensor, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Drop tokens as Megatron-Core does: weights and chosen experts, each (T, experts), before and after."""
+        number = len(self.kept.made)
+        if self.repeated:
+            routing = self.repeated[number]
+            routing.score_dropping(weights, chosen & DROP_TOKENS(weights, chosen, **settings)[1])
+            kept = routing.kept(weights)
+            weights, chosen = weights * kept, chosen & kept
+        weights, kept = DROP_TOKENS(weights, chosen, **settings)
+        self.kept.keep(kept, self.keeps)
+        return weights, kept
+
     def keeping_counts(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         """Return a wrapper of ``apply``, which adds the balancing loss, that keeps and repeats its counts."""
 
@@ -87,15 +166,15 @@ class ObservedRouter:
 
         return kept
 
-    def keeping_captured(self, number: int, replay: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of ``replay``, of a layer's graph ``number``, that keeps the graph's choices. Attributes stay."""
+    def keeping_captured(self, numbers: slice, replay: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a wrapper of ``replay`` that keeps the choices ``numbers``, those of its graph. Attributes stay."""
 
         @wraps(replay)
         def kept(*inputs: Any, **named: Any) -> Any:
             outputs = replay(*inputs, **named)
             if self.keeps:
-                self.experts.keep_captured(number)
-                self.counted.keep_captured(number)
+                for choices in self._choices:
+                    choices.keep_captured(numbers)
             return outputs
 
         return kept
@@ -104,15 +183,18 @@ class ObservedRouter:
 def observe_routers(chunks: Iterable[Any], config: Any) -> Mapping[str, ObservedRouter] | None:
     """Observe the routers of ``chunks``, by name.
 
-    Return None if some of their choices are hidden: those in a fused kernel, and which tokens exceed the capacity.
+    Return None if their choices are hidden in a fused kernel.
     """
     modules = (module for chunk in chunks for module in chunk.modules())
-    routers = {f"router of layer {each.layer_number}": each for each in modules if isinstance(each, TopKRouter)}
-    if routers and (config.moe_router_fusion or config.moe_expert_capacity_factor is not None):
+    routers = {
+        f"router of layer {each.layer_number}": each for each in modules if isinstance(each, megatron_router.TopKRouter)
+    }
+    if routers and config.moe_router_fusion:
         return None
     observed = {name: ObservedRouter() for name in routers}
     for name, router in routers.items():
         router.router_replay = observed[name]
+        router.routing = observed[name].keeping_tokens(router.routing)
         router._apply_aux_loss = observed[name].keeping_counts(router._apply_aux_loss)
     return observed
 

@@ -60,7 +60,7 @@ median, the layer amplifies rounding. docs/step_check.md has the measurements.""
 Results = Mapping[str, Fingerprint]
 MakeFingerprints = Callable[[Iterable[tuple[str, torch.Tensor]]], Results]
 Routing = Mapping[str, torch.Tensor]
-"""The experts of each token by router call, int64 (T, topk)."""
+"""The experts of each token by router call, int64 (T, topk). ``~expert`` stands for one that dropped the token."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ from launch.contract.spec import RunSpec
 from launch.engines.graph_protocol import StepOutput, replaced
 from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
 from launch.engines.megatron.graphs.optimizer_graph import OptimizerGraph
+from launch.engines.megatron.observed_router import routers_of
 from launch.engines.megatron.schedule import Schedule
 
 
@@ -73,6 +74,8 @@ class FullIteration(MegatronCapture):
         if self.is_captured:
             self.graphs = self.replays_per_step = 1
             self._graph.replay = self.counter.counting(self._graph.replay)
+            for router in (router for chunk in self._schedule.chunks for router in routers_of(chunk)):
+                self._graph.replay = router.keeping_captured(slice(None), self._graph.replay)
         return loss
 
     @contextmanager

@@ -65,7 +65,8 @@ class LayerCallables(MegatronCapture):
             layer.cuda_graphs = [self.counter.counting(graphed) for graphed in layer.cuda_graphs]
             for router in routers_of(layer):
                 layer.cuda_graphs = [
-                    router.keeping_captured(number, each) for number, each in enumerate(layer.cuda_graphs)
+                    router.keeping_captured(slice(number, number + 1), each)
+                    for number, each in enumerate(layer.cuda_graphs)
                 ]
         return loss
 
