@@ -414,27 +414,6 @@ def test_tokens_that_exceed_the_capacity_are_repeated(settings: CudaGraph) -> No
         assert found.calibrated and "gradient norm" in faults_of(found)
 
 
-def test_the_lead_of_dropped_tokens() -> None:
-    """Compare which of three tokens two experts keep: the second expert has a free place for the third token."""
-    from launch.engines.megatron.observed_router import RepeatedRouting
-
-    weights = torch.tensor([[0.9, 0.0], [0.5, 0.1], [0.45, 0.7]])
-    own = torch.tensor([[True, False], [True, True], [False, True]])
-
-    def gap(*experts: list[int]) -> float:
-        routing = RepeatedRouting.of(torch.tensor(experts))
-        routing.score(weights)
-        routing.gap.zero_()
-        routing.score_dropping(weights, own)
-        return round(float(routing.gap), 6)
-
-    assert gap([0, ~1], [0, 1], [~0, 1]) == 0.0
-    assert gap([0, ~1], [~0, 1], [0, 1]) == 0.05
-    assert gap([~0, ~1], [0, 1], [0, 1]) == 0.45
-    assert gap([0, ~1], [0, 1], [~0, ~1]) == 0.7
-    assert gap([0, ~1], [0, 1], [0, 1]) == 0.05
-
-
 @contextmanager
 def hidden_choices() -> Iterator[None]:
     """Let routers hide their choices, as those in a fused kernel do."""

@@ -23,6 +23,9 @@ from launch.engines import torch_native
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.decoder import Layer
 from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.engines.torch_native.moe import token_dispatcher
+from launch.engines.torch_native.moe.permutation import padded_permutation
+from launch.engines.torch_native.moe.router import RepeatedChoice
 from launch.engines.torch_native.optim import adamw, fused_kernels
 from launch.engines.torch_native.parallel.data_parallel import GradientReduction
 from launch.engines.torch_native.step_check import TorchNativeStep
@@ -523,6 +526,64 @@ def test_tokens_between_two_experts_are_counted_and_repeated(precision: str) -> 
     assert any(row.is_fault and row.name.startswith("router of layer 1") for row in found.routing)
 
 
+def keeping(change: Callable[[torch.Tensor], torch.Tensor]) -> Fault:
+    """Let experts of the graph rank tokens by ``change`` of their weights, (T, topk)."""
+    own = padded_permutation
+
+    def keep(weights: torch.Tensor, *rest: Any) -> Any:
+        return own(change(weights), *rest)
+
+    return lambda engine: mock.patch.object(token_dispatcher, "padded_permutation", keep)
+
+
+def round_otherwise(weights: torch.Tensor) -> torch.Tensor:
+    return weights * (1 + 6e-7 * torch.rand(weights.shape, generator=torch.Generator().manual_seed(1)))
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_tokens_that_exceed_the_capacity_are_repeated(ep: int) -> None:
+    """All tokens are equal, so rounding decides which ones exceed the capacity. If weights differ, the router is at fault."""
+    spec = replace(spec_of(FULL), model=replace(MODEL, moe_expert_capacity_factor=1.0, moe_aux_loss_coeff=0.01))
+    layout = Parallelism(ep=ep, dp=ep, dispatcher="alltoall")
+    for clean, rounded, lightest, lost in workers(ep).run(check_capacity, replace(spec, parallelism=layout)):
+        assert clean == (0, 0, True, [])
+        assert rounded[1] > 3 and rounded[2:] == (True, [])
+        assert {name[:6] for name in lightest[3]} == {"router"}
+        assert lost[2] and "gradient norm" in lost[3]
+
+
+def check_capacity(spec: RunSpec) -> list[tuple[int, int, bool, list[str]]]:
+    """Return what checks find of a clean graph, other rounding, experts that keep the lightest tokens, and a lost sample:
+    unequal results, tokens elsewhere, whether it is calibrated, and faults."""
+    engine, batch = train_to_first_check(spec, dist.get_rank())
+    found = [
+        check((engine, batch), lambda engine: nullcontext()),
+        check((engine, torch.zeros_like(batch)), keeping(round_otherwise)),
+        check((engine, batch), keeping(lambda weights: 1 - weights)),
+        check((engine, batch), weigh_sample(0.0)),
+    ]
+    return [(one.unequal, sum(row.tokens for row in one.routing), one.calibrated, faults_of(one)) for one in found]
+
+
+def test_the_lead_of_dropped_tokens() -> None:
+    """Compare which of three tokens two experts keep: the second expert has a free place for the third token."""
+    weights = torch.tensor([[0.9, 0.0], [0.5, 0.1], [0.45, 0.7]])
+    own = torch.tensor([[True, False], [True, True], [False, True]])
+
+    def gap(*experts: list[int]) -> float:
+        choice = RepeatedChoice.of(torch.tensor(experts))
+        choice.score(weights)
+        choice.gap.zero_()
+        choice.score_dropping(weights, own)
+        return round(float(choice.gap), 6)
+
+    assert gap([0, ~1], [0, 1], [~0, 1]) == 0.0
+    assert gap([0, ~1], [~0, 1], [0, 1]) == 0.05
+    assert gap([~0, ~1], [0, 1], [0, 1]) == 0.45
+    assert gap([0, ~1], [0, 1], [~0, ~1]) == 0.7
+    assert gap([0, ~1], [0, 1], [0, 1]) == 0.05
+
+
 def test_a_perturbation_moves_no_token() -> None:
     """Two experts have nearly equal scores. A moved token would change an expert's gradient by a large part of it."""
     captured = train_to_first_check(spec_of(FULL))
@@ -578,7 +639,7 @@ def test_signs_of_zeros_are_no_difference_where_nothing_can_be_perturbed() -> No
 
 @contextmanager
 def other_tokens_dropped(engine: TorchNativeEngine) -> Iterator[None]:
-    """Let layer 0 drop other tokens, as rounding may at the capacity."""
+    """Let layer 0 drop other tokens, as rounding of a hidden choice may."""
 
     def drop(experts: Any, inputs: Any, outputs: Any) -> Any:
         change = outputs[0].clone()
@@ -591,8 +652,11 @@ def other_tokens_dropped(engine: TorchNativeEngine) -> Iterator[None]:
 
 
 def test_a_hidden_choice_is_no_fault_of_later_routers() -> None:
-    captured = train_to_first_check(replace(spec_of(FULL), model=replace(MODEL, moe_expert_capacity_factor=1.0)))
-    found = check(captured, other_tokens_dropped)
+    """The balancing loss counts the choices without a bias, which the check cannot repeat."""
+    biased = replace(
+        MODEL, moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True, moe_aux_loss_coeff=0.01
+    )
+    found = check(train_to_first_check(replace(spec_of(FULL), model=biased)), other_tokens_dropped)
     assert found.routing and not found.calibrated and faults_of(found) == []
 
 

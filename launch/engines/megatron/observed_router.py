@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -15,45 +14,6 @@ from launch.engines.graph_protocol import replaced
 from launch.engines.torch_native.moe.router import RepeatedChoice
 
 DROP_TOKENS = megatron_router.apply_router_token_dropping
-
-
-@dataclass(eq=False)
-class RepeatedRouting(RepeatedChoice):
-    """The experts that another computation chose for T tokens, some of which dropped the token."""
-
-    dropped: torch.Tensor
-    """bool (T, topk)."""
-
-    @classmethod
-    def of(cls, routing: torch.Tensor) -> RepeatedRouting:
-        """Args: routing: as :meth:`ObservedRouter.routing` returns it, int64 (T, topk)."""
-        dropped = routing < 0
-        return cls(torch.where(dropped, ~routing, routing), dropped)
-
-    def kept(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return which experts keep which tokens, bool in the shape of ``weights``, (T, experts)."""
-        return torch.zeros_like(weights, dtype=torch.bool).scatter(1, self.experts, ~self.dropped)
-
-    @torch.no_grad()
-    def score_dropping(self, weights: torch.Tensor, own: torch.Tensor) -> None:
-        """Add to ``gap`` the lead of the router's own tokens over the repeated ones, and their weights to ``scores``.
-
-        Args:
-            weights: (T, experts), by which the router ranks an expert's tokens. 0 if a token did not choose the expert.
-            own: bool (T, experts), which tokens the router itself would keep.
-        """
-        kept = self.kept(weights)
-        # An expert with free places drops nothing: any weight leads over a free place.
-        least = _least(weights, kept).where(kept.sum(0) >= own.sum(0), 0)
-        lost = weights.where(own & ~kept, -math.inf).amax(0) - least
-        gained = torch.where((kept & ~own).any(0), _least(weights, own) - _least(weights, kept & ~own), -math.inf)
-        self.gap = torch.maximum(self.gap, torch.maximum(lost, gained).max())
-        self.scores = torch.cat((self.scores, weights.gather(1, self.experts)), dim=1)
-
-
-def _least(weights: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the least weight of each expert's ``tokens``, bool (T, experts): (experts,); infinity for an expert without any."""
-    return weights.where(tokens, math.inf).amin(0)
 
 
 @dataclass(eq=False)
@@ -97,7 +57,7 @@ class ObservedRouter:
     experts: KeptChoices = field(default_factory=KeptChoices)
     kept: KeptChoices = field(default_factory=KeptChoices)
     counted: KeptChoices = field(default_factory=KeptChoices)
-    repeated: Sequence[RepeatedRouting] = ()
+    repeated: Sequence[RepeatedChoice] = ()
     repeated_counts: Sequence[torch.Tensor] = ()
 
     @property

@@ -17,10 +17,11 @@ from launch.contract.records.step_check import LayerResult
 from launch.engines.fp8_scales import fp8_scales
 from launch.engines.graph_protocol import GraphedStep
 from launch.engines.megatron.observed_layers import ObservedLayers
-from launch.engines.megatron.observed_router import ObservedRouter, RepeatedRouting
+from launch.engines.megatron.observed_router import ObservedRouter
 from launch.engines.megatron.random_tracker import generators_of_steps
 from launch.engines.megatron.schedule import Schedule, to_scalar
 from launch.engines.perturbation import outputs_perturbed
+from launch.engines.torch_native.moe.router import RepeatedChoice
 
 
 @dataclass(eq=False)
@@ -44,7 +45,7 @@ class MegatronStep:
     _counts: Mapping[str, Sequence[torch.Tensor]] = field(init=False, default_factory=dict)
     """The choices that balancing losses counted in the replay."""
     _hides_choices: bool = field(init=False)
-    _repeated: Mapping[str, RepeatedRouting] = field(init=False, default_factory=dict)
+    _repeated: Mapping[str, RepeatedChoice] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._hides_choices = self.routers is None
@@ -172,7 +173,7 @@ class MegatronStep:
             for number, experts in enumerate(router.routing())
         }
 
-    def scored_choices(self) -> Mapping[str, RepeatedRouting]:
+    def scored_choices(self) -> Mapping[str, RepeatedChoice]:
         return self._repeated
 
     def _run(self, passes: Callable[[], torch.Tensor | None]) -> None:
@@ -211,7 +212,7 @@ class MegatronStep:
     def _repeating(self, repeated: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """Make routers choose ``repeated``. Balancing losses always count the same choices as in the replay."""
         repeated = {} if self._hides_choices else repeated
-        self._repeated = {name: RepeatedRouting.of(routing) for name, routing in repeated.items()}
+        self._repeated = {name: RepeatedChoice.of(routing) for name, routing in repeated.items()}
         for name, router in self._observed().items():
             calls = range(self._replayed[name][0]) if repeated else ()
             router.repeated = [self._repeated[f"{name}, call {number}"] for number in calls]

@@ -38,7 +38,7 @@ class Losses(NamedTuple):
     tokens_per_expert: torch.Tensor | None
     """int64 (layers with experts, experts): how many tokens chose each expert; None in a dense model."""
     experts: tuple[torch.Tensor, ...]
-    """For each layer with experts, int64 (T, topk): the experts of each of this rank's tokens."""
+    """For each layer with experts, int64 (T, topk): the experts of this rank's tokens, as in RoutingStats."""
 
 
 class Layer(nn.Module):

@@ -150,12 +150,14 @@ class TorchNativeStep:
     def _hides_choices(self) -> bool:
         """Whether rounding may change choices other than those that are kept and repeated.
 
-        Two choices are hidden: which tokens exceed the capacity, and the choice without expert bias that a balancing loss
-        counts.
+        Two choices are hidden: which tokens exceed the capacity if all ranks gather all tokens, and the choice without expert
+        bias that a balancing loss counts.
         """
-        model = self.train_step.chunks[0].context.model
+        context = self.train_step.chunks[0].context
+        model, ep = context.model, context.ep
         biased = model.moe_router_enable_expert_bias and model.moe_aux_loss_coeff != 0
-        return model.moe_expert_capacity_factor is not None or biased
+        gathers = context.dispatcher == "allgather" and ep.size > 1
+        return biased or (gathers and model.moe_expert_capacity_factor is not None)
 
     def _holding_others(self) -> AbstractContextManager[None]:
         return nullcontext() if self.compared is None else self.train_step.optimizer.updating_only(self.compared)
@@ -167,7 +169,7 @@ class TorchNativeStep:
     def _repeating(self, repeated: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """Make routers choose ``repeated``. Compiled code cannot repeat choices and makes its own."""
         step = self.train_step
-        self._repeated = {} if self._is_compiled else {name: RepeatedChoice(each) for name, each in repeated.items()}
+        self._repeated = {} if self._is_compiled else {name: RepeatedChoice.of(each) for name, each in repeated.items()}
         if self._repeated:
             places = step.microbatches.routing
             step.repeated = {place: [self._repeated[name] for name in self._names(*place)] for place in places}

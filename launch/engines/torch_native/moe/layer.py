@@ -25,7 +25,7 @@ class RoutingStats(NamedTuple):
     tokens_per_expert: torch.Tensor
     """int64 (experts,): the number of this rank's tokens that chose each expert."""
     experts: torch.Tensor
-    """int64 (T, topk): the experts of each of this rank's tokens."""
+    """int64 (T, topk): the experts of each of this rank's tokens. ``~expert`` stands for an expert that dropped the token."""
 
 
 class Preprocessed(NamedTuple):
@@ -82,7 +82,7 @@ class MixtureOfExperts(nn.Module):
         Args:
             shared: the shared expert's output, (batch, sequence, hidden_size).
         """
-        return Preprocessed(routing, shared, self.dispatcher.preprocess(routing))
+        return Preprocessed(routing, shared, self.dispatcher.preprocess(routing, self.router.repeated))
 
     def run_experts(self, x: torch.Tensor, prepared: Preprocessed) -> tuple[torch.Tensor, RoutingStats]:
         """Dispatch tokens (batch, sequence, hidden_size) to their experts, and combine the results in the same shape."""
@@ -91,7 +91,8 @@ class MixtureOfExperts(nn.Module):
         mixed = self.tp.gather_tokens(own_mixed.view_as(own))
         if prepared.shared is not None:
             mixed = mixed + prepared.shared
-        return mixed, RoutingStats(routing.loss, routing.tokens_per_expert, routing.experts)
+        choices = self.dispatcher.choices(routing, prepared.permutation)
+        return mixed, RoutingStats(routing.loss, routing.tokens_per_expert, choices)
 
     def _experts(self, rows: torch.Tensor, weights: torch.Tensor, permutation: ExpertPermutation) -> torch.Tensor:
         """Run each row through its expert and multiply it by its weight: (R, hidden_size), (R,) -> (R, hidden_size).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -32,14 +33,30 @@ class Routing(NamedTuple):
 
 @dataclass(eq=False)
 class RepeatedChoice:
-    """Experts that another computation chose for T tokens, and the scores of the router that repeats this choice."""
+    """Experts that another computation chose for T tokens, and the scores of the router that repeats this choice.
+
+    If experts have a capacity, the choice includes which of them dropped the token.
+    """
 
     experts: torch.Tensor
     """int64 (T, topk)."""
+    dropped: torch.Tensor
+    """bool (T, topk)."""
     scores: torch.Tensor = field(init=False)
-    """(T, topk): the values by which the router ranks these experts."""
+    """(T, topk): the values by which the router ranks these experts; with a capacity (T, 2 * topk), because weights follow."""
     gap: torch.Tensor = field(init=False)
-    """Shape (): the largest lead of a token's own choice over the repeated one, in scores summed over its experts."""
+    """Shape (): the largest lead of the router's own choice over the repeated one: in scores summed over a token's experts, or
+    in the weight of a token that an expert keeps."""
+
+    @classmethod
+    def of(cls, routing: torch.Tensor) -> RepeatedChoice:
+        """Return the choice ``routing``, int64 (T, topk), where ``~expert`` stands for an expert that dropped the token."""
+        dropped = routing < 0
+        return cls(torch.where(dropped, ~routing, routing), dropped)
+
+    def kept(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return which experts keep which tokens, bool in the shape of ``weights``, (T, experts)."""
+        return torch.zeros_like(weights, dtype=torch.bool).scatter(1, self.experts, ~self.dropped)
 
     @torch.no_grad()
     def score(self, ranked: torch.Tensor) -> None:
@@ -47,6 +64,39 @@ class RepeatedChoice:
         self.scores = ranked.gather(-1, self.experts)
         best = ranked.topk(self.experts.shape[-1], dim=-1).values
         self.gap = (best.sum(-1) - self.scores.sum(-1)).max()
+
+    @torch.no_grad()
+    def score_dropping(self, weights: torch.Tensor, own: torch.Tensor) -> None:
+        """Add the weights of tokens to ``scores``, and the lead of the router's own tokens over the repeated ones to ``gap``.
+
+        Args:
+            weights: (T, experts), by which an expert ranks tokens. 0 if a token did not choose the expert.
+            own: bool (T, experts), which experts keep which tokens without the repetition.
+        """
+        kept = self.kept(weights)
+        # An expert with free places drops nothing: any weight leads over a free place.
+        least = _least(weights, kept).where(kept.sum(0) >= own.sum(0), 0)
+        lost = weights.where(own & ~kept, -math.inf).amax(0) - least
+        gained = torch.where((kept & ~own).any(0), _least(weights, own) - _least(weights, kept & ~own), -math.inf)
+        self.gap = torch.maximum(self.gap, torch.maximum(lost, gained).max())
+        self.scores = torch.cat((self.scores, weights.gather(1, self.experts)), dim=1)
+
+    @torch.no_grad()
+    def rank_kept_first(self, weights: torch.Tensor, experts: int, capacity: int) -> torch.Tensor:
+        """Return values, (T, topk), by which each expert keeps the repeated tokens, and score what it would keep by weight.
+
+        Args:
+            weights: (T, topk), by which each of ``experts`` keeps at most ``capacity`` tokens.
+        """
+        ranked = weights.new_zeros(len(weights), experts).scatter(1, self.experts, weights)
+        first = ranked.topk(min(capacity, len(weights)), dim=0).indices
+        self.score_dropping(ranked, torch.zeros_like(ranked, dtype=torch.bool).scatter(0, first, True) & (ranked > 0))
+        return weights.masked_fill(self.dropped, -1)
+
+
+def _least(weights: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the least weight of each expert's ``tokens``, bool (T, experts): (experts,); infinity for an expert without any."""
+    return weights.where(tokens, math.inf).amin(0)
 
 
 class Router(nn.Module):

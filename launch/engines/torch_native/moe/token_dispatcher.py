@@ -20,7 +20,7 @@ from launch.engines.torch_native.moe.permutation import (
     local_experts_permutation,
     padded_permutation,
 )
-from launch.engines.torch_native.moe.router import Routing
+from launch.engines.torch_native.moe.router import RepeatedChoice, Routing
 from launch.engines.torch_native.parallel import collectives
 from launch.engines.torch_native.parallel.process_groups import Group
 
@@ -36,15 +36,23 @@ class LocalDispatcher:
     elementwise: Elementwise
     group: Group
 
-    def preprocess(self, routing: Routing) -> ExpertPermutation:
-        """Return the permutation of this rank's tokens over all experts, before they move.
+    def preprocess(self, routing: Routing, repeated: RepeatedChoice | None = None) -> ExpertPermutation:
+        """Return the permutation of this rank's tokens over all experts, before they move. It drops tokens as ``repeated`` does.
 
         The host reads no tensor.
         """
-        capacity = expert_capacity(self.model, len(routing.experts))
+        capacity, weights = expert_capacity(self.model, len(routing.experts)), routing.weights
         if capacity is None:
             return dropless_permutation(routing.experts, routing.tokens_per_expert)
-        return padded_permutation(routing.weights, routing.experts, routing.tokens_per_expert, capacity)
+        if repeated is not None:
+            weights = repeated.rank_kept_first(weights, len(routing.tokens_per_expert), capacity)
+        return padded_permutation(weights, routing.experts, routing.tokens_per_expert, capacity)
+
+    def choices(self, routing: Routing, permutation: ExpertPermutation) -> torch.Tensor:
+        """Return the experts of this rank's tokens, int64 (T, k). ``~expert`` stands for an expert that dropped the token."""
+        if permutation.capacity is None:
+            return routing.experts
+        return torch.where(permutation.rows < len(permutation.choices), routing.experts, ~routing.experts)
 
     def __call__(
         self,
@@ -73,7 +81,7 @@ class AllGatherDispatcher(LocalDispatcher):
     gather and as many to reduce-scatter, independent of k.
     """
 
-    def preprocess(self, routing: Routing) -> ExpertPermutation:
+    def preprocess(self, routing: Routing, repeated: RepeatedChoice | None = None) -> ExpertPermutation:
         count = self.model.num_moe_experts // self.group.size
         chosen = collectives.all_gather(self._kept_experts(routing), self.group, 0)
         return local_experts_permutation(chosen, self.group.rank * count, count)
