@@ -22,9 +22,10 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-dev $(MEGATRON_0_19)
 	$(BIN)/python -m pytest $(ON_ANY_HOST) -m "not slow" $(AT_ONCE)
 
-# Long compilations, layouts of many ranks, trainers of other libraries, most of Megatron-Core 0.19.2.
+# Long compilations, layouts of many ranks, trainers of other libraries, most of Megatron-Core 0.19.2. No process imports
+# files without such a test: tests/conftest.py refuses the mark in a file that does not name it.
 test-slow: $(VENV)/installed-dev $(MEGATRON_0_19)
-	$(BIN)/python -m pytest $(ON_ANY_HOST) -m slow $(AT_ONCE)
+	$(BIN)/python -m pytest $$(grep -rl --include='test_*.py' pytest.mark.slow $(ON_ANY_HOST) | sort) -m slow $(AT_ONCE)
 
 # Every legal parallel layout, where the tests above hold a pairwise cover of them: some ten thousand, in hours.
 test-exhaustive: $(VENV)/installed-dev

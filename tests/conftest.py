@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,12 @@ def pytest_report_header() -> list[str]:
     return [] if CAN_FORK else [why]
 
 
+@cache
+def names_slow(path: Path) -> bool:
+    """Return whether make test-slow finds the file."""
+    return "pytest.mark.slow" in path.read_text()
+
+
 @pytest.hookimpl(tryfirst=True)  # Run before xdist, which reads the marks in its own hook.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a module together, because they share imports and compiled code. Do the same for tests that
@@ -63,6 +70,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         astray = [m for m in OF_A_FOLDER if item.get_closest_marker(m) and item.path.parent.name != m]
         if astray:
             raise pytest.UsageError(f"{item.nodeid} is marked {astray[0]}: it runs in tests/{astray[0]} alone")
+        if item.get_closest_marker("slow") and not names_slow(item.path):
+            raise pytest.UsageError(f"{item.nodeid} is slow, and its file does not name pytest.mark.slow: Makefile")
         if item.path.parent.name not in ONE_BY_ONE:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
         elif "finished" in getattr(item, "fixturenames", ()):
