@@ -14,7 +14,7 @@ ON_ANY_HOST := tests/integration tests/numerics tests/unit
 # Rewriting the asserts of all tests takes ten CPU seconds in each process: keep the byte code, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-exhaustive test-megatron-0-19 test-slurm test-browser slurm-up slurm-down check docs ci clean requirements
+.PHONY: demo collect test test-slow test-on-any-host test-exhaustive test-megatron-0-19 test-slurm test-browser slurm-up slurm-down check docs ci clean requirements
 
 demo: $(VENV)/installed
 	$(BIN)/python -m orchestrator sweep recipes/tiny_moe.yaml
@@ -26,6 +26,14 @@ test: $(VENV)/installed-dev $(MEGATRON_0_19)
 # files without such a test: tests/conftest.py refuses the mark in a file that does not name it.
 test-slow: $(VENV)/installed-dev $(MEGATRON_0_19)
 	$(BIN)/python -m pytest $$(grep -rl --include='test_*.py' pytest.mark.slow $(ON_ANY_HOST) | sort) -m slow $(AT_ONCE)
+
+# Both of these: half as many processes import and compile, and what a module's tests compare with is trained once.
+test-on-any-host: $(VENV)/installed-dev $(MEGATRON_0_19)
+	$(BIN)/python -m pytest $(ON_ANY_HOST) $(AT_ONCE)
+
+# Compile the tests, and the modules that they import, for all processes of the targets above.
+collect: $(VENV)/installed-dev
+	$(BIN)/python -m pytest $(ON_ANY_HOST) --collect-only >/dev/null
 
 # Every legal parallel layout, where the tests above hold a pairwise cover of them: some ten thousand, in hours.
 test-exhaustive: $(VENV)/installed-dev
