@@ -28,7 +28,10 @@ from launch.common.parent_death import PARENT, die_with_parent
 SERVER = "FORK_SERVER"
 """The variable that has the path of the server's socket."""
 FORKED = ("launch.train.fork_server", "launch.train.worker", "analysis.report")
-PRELOADED = (*FORKED, "analysis.report.write_report", "analysis.report.plots", "torch._inductor.compile_fx")
+PRELOADED = (
+    *FORKED, "analysis.report.write_report", "analysis.report.plots", "launch.engines.torch_native.engine",
+    "torch._inductor.compile_fx",
+)  # fmt: skip
 
 
 _KNOWN = (
