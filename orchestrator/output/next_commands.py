@@ -52,9 +52,7 @@ def suggest_after(
 
 def _is_resumed(state: RunState) -> bool:
     """Return whether `resume` begins the run again without --failed."""
-    if state.name in ("PLANNED", "INTERRUPTED", "CANCELLED"):
-        return True
-    return state.failed and state.outcome is not None and state.outcome.is_infrastructure
+    return state.name in ("PLANNED", "INTERRUPTED", "CANCELLED") or (state.failed and not state.ended_by_itself)
 
 
 def suggest_while_running(sweep: SweepPaths, plan: Plan) -> list[str]:

@@ -39,7 +39,7 @@ def format_steps(state: RunState, cell: Cell) -> str:
 
 def steps_done(state: RunState, cell: Cell) -> int:
     """Return the number of steps of the latest attempt, or of all steps if its results are intact."""
-    if state.outcome is not None and state.outcome.results_intact:
+    if state.has_results:
         return int(cell.spec["training"]["steps"])
     return state.steps_done
 

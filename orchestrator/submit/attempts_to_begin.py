@@ -40,7 +40,7 @@ def attempts_to_begin(
         if not states.keys() >= set(bundle.run_ids):
             continue
         alive = {run_id for run_id in bundle.run_ids if states[run_id].alive}
-        if alive and (isinstance(target, Cluster) or any(_has_job(states[run_id]) for run_id in alive)):
+        if alive and (isinstance(target, Cluster) or any(states[run_id].has_job for run_id in alive)):
             continue
         wanted = _with_partners(bundle, cells, {r for r in bundle.run_ids if _may_begin(states[r], policy)})
         if policy == "infrastructure":
@@ -53,23 +53,19 @@ def attempts_to_begin(
     return tuple(made)
 
 
-def _has_job(state: RunState) -> bool:
-    return state.job is not None and not state.job.ended
-
-
 def _may_begin(state: RunState, policy: Policy) -> bool:
     if policy == "infrastructure":
         return _may_begin_unasked(state)
     if state.name == "PLANNED":
         return True
-    if state.name in ("INTERRUPTED", "CANCELLED") or (state.failed and not _is_result(state)):
+    if state.name in ("INTERRUPTED", "CANCELLED") or (state.failed and not state.ended_by_itself):
         return policy in ("unfinished", "failed")
     return policy == "failed" and state.failed
 
 
 def _may_begin_unasked(state: RunState) -> bool:
     """Return whether nodes, network or scheduler ended the run or kept it from starting, and nobody cancelled it."""
-    if _is_result(state) or state.name == "CANCELLED":
+    if state.ended_by_itself or state.name == "CANCELLED":
         return False
     if state.abandoned:
         return state.launches < MOST_LAUNCHES
@@ -77,17 +73,12 @@ def _may_begin_unasked(state: RunState) -> bool:
     return state.failed and not given_up and state.next_attempt <= MOST_ATTEMPTS
 
 
-def _is_result(state: RunState) -> bool:
-    """Return whether the run ended by itself, not because of its infrastructure."""
-    return state.outcome is not None and not state.outcome.is_infrastructure
-
-
 def _is_failure_of_its_own(state: RunState) -> bool:
     """Return whether the run failed by its own fault. It is not retried unasked, even with a partner.
 
     A later success would hide the failure.
     """
-    return _is_result(state) and state.outcome is not None and not state.outcome.results_intact
+    return state.ended_by_itself and not state.has_results
 
 
 def _with_partners(bundle: PlannedBundle, cells: Mapping[str, Cell], wanted: set[str]) -> set[str]:

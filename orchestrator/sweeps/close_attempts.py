@@ -47,7 +47,7 @@ def close_dead_attempts(
 
 def _reason_to_give_up(state: RunState, called_off: Mapping[str, str]) -> tuple[FailureClass, str] | None:
     """Return why no job will start the ordered attempt any more, or None if one may or the run has a result."""
-    if state.job is None or not state.abandoned or (state.outcome is not None and not state.outcome.is_infrastructure):
+    if state.job is None or not state.abandoned or state.ended_by_itself:
         return None
     job = state.job
     if state.name == "CANCELLED" and job.job_id in called_off:

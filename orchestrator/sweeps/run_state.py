@@ -55,6 +55,19 @@ class RunState:
     def failed(self) -> bool:
         return self.outcome is not None and not self.expected
 
+    @property
+    def has_results(self) -> bool:
+        return self.outcome is not None and self.outcome.results_intact
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether the run has ended, and not because of its infrastructure."""
+        return self.outcome is not None and not self.outcome.is_infrastructure
+
+    @property
+    def has_job(self) -> bool:
+        return self.job is not None and not self.job.ended
+
 
 def read_states(sweep: SweepPaths, plan: Plan, jobs: Jobs | None = None) -> dict[str, RunState]:
     """Return the state of every run of ``plan``, in its order. ``jobs`` is Slurm's answer, or None if it was not asked.

@@ -201,7 +201,7 @@ def _check_results_stay(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
     if earlier.recipe == plan.recipe or earlier.cell_of_run().keys() & plan.cell_of_run().keys():
         return
     states = read_states(paths, earlier, jobs).values()
-    results = sum(state.outcome is not None and state.outcome.results_intact for state in states)
+    results = sum(state.has_results for state in states)
     if results:
         message = (
             f"sweep {plan.name!r} has {count('run', results)} with results of {earlier.recipe_file}, but this recipe "

@@ -67,12 +67,12 @@ def watch_slurm(
 
 def _awaits_retry(state: RunState) -> bool:
     """Return whether the run may be retried once its job has ended."""
-    return _is_infrastructure(state) and state.job is not None and not state.job.ended
+    return _is_infrastructure(state) and state.has_job
 
 
 def _is_infrastructure(state: RunState) -> bool:
     """Return whether nodes, network or scheduler ended the run or prevented its start."""
-    return state.abandoned or (state.outcome is not None and state.outcome.is_infrastructure)
+    return state.abandoned or (state.finished and not state.ended_by_itself)
 
 
 class PendingTimeout:
