@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from launch.common.atomic_files import NOT_FINITE, amount, number
+from launch.common.atomic_files import NOT_FINITE, RecordError, amount, number, read_json
 
 Amount = Annotated[float, amount]
 """A finite number of at least 0. The function of an ``Annotated`` type takes a value and its name, and raises ValueError."""
@@ -41,6 +42,20 @@ def from_json(cls: type[Record], content: object) -> Record:
     """
     record: Record = _reader(cast(Any, cls))(content, "")
     return record
+
+
+def read_record(cls: type[Record], path: Path) -> Record:
+    """Return the ``cls`` in the file ``path``.
+
+    Raises:
+        FileNotFoundError: there is none.
+        RecordError: it is damaged, or of another version.
+    """
+    content = read_json(path)
+    try:
+        return from_json(cls, content)
+    except (TypeError, ValueError) as error:
+        raise RecordError(str(error)) from error
 
 
 @cache

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launch.common.atomic_files import RecordError, parse_json, read_json
+from launch.common.atomic_files import RecordError, parse_json
 from launch.common.file_lock import Owner
 from launch.common.regular_file import read_regular
-from launch.common.typed_json import from_json
+from launch.common.typed_json import from_json, read_record
 from launch.contract.paths import BundlePaths
 from launch.contract.plan import Limits
 
@@ -80,8 +80,8 @@ class EarlyStop:
 def runs_not_needed(bundle: BundlePaths) -> frozenset[str]:
     """Return the runs that nobody begins, since the bundle's verdicts are settled. A damaged record names none."""
     try:
-        return frozenset(from_json(EarlyStop, read_json(bundle.early_stop)).run_ids)
-    except (FileNotFoundError, RecordError, TypeError, ValueError):
+        return frozenset(read_record(EarlyStop, bundle.early_stop).run_ids)
+    except (FileNotFoundError, RecordError):
         return frozenset()
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from launch.common.atomic_files import RecordError, read_json
+from launch.common.atomic_files import RecordError
 from launch.common.text import count, first_names
-from launch.common.typed_json import Amount, from_json
+from launch.common.typed_json import Amount, read_record
 from launch.contract.outcomes import Expectation
 from launch.contract.paths import SweepPaths, is_folder_name
+from launch.contract.records.step_metrics import Metric
 from launch.contract.spec import RunSpec, spec_from_json
 
 CellState = Literal["run", "rejected", "not_runnable"]
@@ -49,7 +50,7 @@ class Margins:
     allow_differences: tuple[str, ...] = ()
     """Names of the provenance, or of its sections, in which a program's runs may differ besides graph settings."""
 
-    def of(self, metric: Literal["loss", "grad_norm"]) -> float:
+    def of(self, metric: Metric) -> float:
         return self.loss if metric == "loss" else self.grad_norm
 
 
@@ -173,19 +174,6 @@ class Plan:
         return {run_id: cell for cell in self.cells for run_id in cell.run_ids}
 
 
-def plan_from_json(content: object) -> Plan:
-    """Return the plan in ``content``.
-
-    Raises:
-        TypeError, ValueError: the content has another shape.
-        RecordError: an id leads out of the store, or a run is not in exactly one cell and one bundle.
-    """
-    plan = from_json(Plan, content)
-    if faults := [*_id_faults(plan), *_run_faults(plan.cells, plan.all_bundles)]:
-        raise RecordError(first_names(faults))
-    return plan
-
-
 def _id_faults(plan: Plan) -> Iterator[str]:
     names = {name for cell in plan.cells for name in (cell.cell_id, cell.workload_id, cell.task_id)}
     names |= {name for bundle in plan.all_bundles for name in (bundle.bundle_id, *bundle.run_ids)}
@@ -208,12 +196,15 @@ def read_plan(sweep: SweepPaths) -> Plan:
 
     Raises:
         FileNotFoundError: there is none.
-        RecordError: it is damaged, or of another version.
+        RecordError: it is damaged or of another version, an id leads out of the store, or a run is not in exactly one cell and
+            one bundle.
     """
     try:
-        return plan_from_json(read_json(sweep.plan))
-    except (RecordError, TypeError, ValueError) as error:
-        reason = str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
+        plan = read_record(Plan, sweep.plan)
+        if faults := [*_id_faults(plan), *_run_faults(plan.cells, plan.all_bundles)]:
+            raise RecordError(first_names(faults))
+    except RecordError as error:
         raise RecordError(
-            f"{sweep.plan}: not a plan of this version ({reason}); run the sweep again to write a new one"
+            f"{sweep.plan}: not a plan of this version ({error}); run the sweep again to write a new one"
         ) from error
+    return plan

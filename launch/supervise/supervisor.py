@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from launch.common.atomic_files import JsonLines, RecordError, read_json, write_json
+from launch.common.atomic_files import JsonLines, RecordError, write_json
 from launch.common.file_lock import Lock, holder, this_process
 from launch.common.regular_file import read_regular
-from launch.common.typed_json import from_json
+from launch.common.typed_json import read_record
 from launch.contract.bundle import Beginning, BundleOrder, runs_not_needed
 from launch.contract.cancellation import read_cancellation
 from launch.contract.outcomes import OUT_OF_MEMORY_IN_CHECK, Outcome, outcome_to_json
@@ -91,8 +91,8 @@ class Supervisor:
 
         Read the order again, because a command may have ordered more.
         """
-        with contextlib.suppress(FileNotFoundError, RecordError, TypeError, ValueError):
-            newest, own = from_json(BundleOrder, read_json(self._bundle.order)), self._order
+        with contextlib.suppress(FileNotFoundError, RecordError):
+            newest, own = read_record(BundleOrder, self._bundle.order), self._order
             # A job runs only the order for which it was submitted. On a host, an order for other slots is left to the next
             # supervisor.
             if self._job is None and replace(newest, schedule=own.schedule, looks=own.looks) == own:
@@ -233,7 +233,7 @@ def _await_order(bundle: BundlePaths) -> BundleOrder:
     deadline = time.monotonic() + ORDER_SECONDS
     while True:
         try:
-            return from_json(BundleOrder, read_json(bundle.order))
+            return read_record(BundleOrder, bundle.order)
         except FileNotFoundError:
             if time.monotonic() > deadline:
                 raise SystemExit(f"{bundle.order}: not there for {ORDER_SECONDS:g} s; resume the sweep") from None

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from analysis.memory.calibration import SiteConstants
 from analysis.memory.measured_constants import MEASURED, SITE, Constants
-from launch.common.atomic_files import RecordError, read_json, write_json
-from launch.common.typed_json import from_json
+from launch.common.atomic_files import RecordError, write_json
+from launch.common.typed_json import read_record
 from orchestrator.errors import input_error
 
 
@@ -29,11 +29,11 @@ def read_constants(file: Path) -> Constants:
         InputError: the file is damaged.
     """
     try:
-        site = from_json(SiteConstants, read_json(file))
+        site = read_record(SiteConstants, file)
         if unknown := sorted(site.constants.keys() - SITE):
-            raise ValueError(f"there is no constant {unknown[0]!r}")
+            raise RecordError(f"there is no constant {unknown[0]!r}")
     except (FileNotFoundError, NotADirectoryError):
         return MEASURED
-    except (RecordError, TypeError, ValueError) as error:
+    except RecordError as error:
         raise input_error(str(file), str(error), "delete it, or write it again by plan --calibrate SWEEP") from error
     return site.applied

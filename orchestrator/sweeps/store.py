@@ -23,18 +23,17 @@ from launch.common.atomic_files import (
     explain,
     iter_json_object,
     members,
-    read_json,
     sync_file_system,
     write_json,
     write_text,
 )
 from launch.common.file_lock import Lock
-from launch.common.typed_json import from_json
+from launch.common.typed_json import read_record
 from launch.contract.bundle import BundleOrder
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Plan
-from launch.contract.plan import read_plan as read_record
+from launch.contract.plan import read_plan as read_plan_record
 from orchestrator import PROGRAM
 from orchestrator.errors import SystemFault, input_error
 from orchestrator.suggestion import suggestion
@@ -197,7 +196,7 @@ def read_plan(sweep: SweepPaths) -> Plan:
         SystemFault: it is damaged, or written by another version.
     """
     try:
-        return read_record(sweep)
+        return read_plan_record(sweep)
     except (RecordError, IsADirectoryError) as error:
         raise SystemFault(explain(error)) from error
 
@@ -214,12 +213,12 @@ def read_order(bundle: BundlePaths) -> BundleOrder | None:
         SystemFault: it is damaged, or written by another version.
     """
     try:
-        return from_json(BundleOrder, read_json(bundle.order))
+        return read_record(BundleOrder, bundle.order)
     except FileNotFoundError:
         return None
-    except (RecordError, TypeError, ValueError) as error:
+    except RecordError as error:
         raise SystemFault(
-            f"{bundle.order}: not a bundle of this version ({_reason(error)}); delete it, then resume the sweep"
+            f"{bundle.order}: not a bundle of this version ({error}); delete it, then resume the sweep"
         ) from error
 
 
@@ -249,10 +248,6 @@ def _cancelled_before(bundle: BundlePaths) -> set[str]:
         return set(cancellation.run_ids) if cancellation else set()
     order = read_order(bundle)
     return {run_id for run_id, _ in order.schedule} if order else set()
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
 
 
 def _write_specs(sweep: SweepPaths, plan: Plan) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from launch.common.atomic_files import RecordError, read_json, write_json
-from launch.common.typed_json import from_json
+from launch.common.atomic_files import RecordError, write_json
+from launch.common.typed_json import read_record
 from launch.contract.paths import SweepPaths
 from orchestrator.errors import SystemFault
 
@@ -89,8 +89,8 @@ def _path(sweep: SweepPaths, submission: Submission) -> Path:
 
 def _read(path: Path) -> Submission:
     try:
-        return from_json(Submission, read_json(path))
-    except (RecordError, TypeError, ValueError) as error:
+        return read_record(Submission, path)
+    except RecordError as error:
         raise SystemFault(
             f"{path}: not a submission of this version ({error}); squeue --name shows whether its jobs live: end them, "
             "then delete it"

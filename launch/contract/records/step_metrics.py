@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from launch.common.atomic_files import dumps, number
 from launch.contract.errors import NumericError
 from launch.contract.records.events import StepPhase
+
+Metric = Literal["loss", "grad_norm"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
 @dataclass(frozen=True)
