@@ -9,6 +9,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -19,6 +20,7 @@ import torch
 from launch.contract.errors import OrchestratorError, ProgramError
 from launch.contract.metric_names import Column
 from launch.contract.paths import AttemptPaths
+from launch.contract.records.step_metrics import Metric
 from launch.contract.spec import read_spec
 from launch.observe.graph_counter import GraphCounter
 from launch.observe.optimizers import identity
@@ -26,7 +28,7 @@ from launch.observe.printed_streams import PrintedStreams
 from launch.observe.progress_bars import ProgressBars
 from launch.observe.rank import Rank
 from launch.observe.steps.backlog import Backlog
-from launch.observe.steps.metric_log import Known, Metric, Source, columns_in
+from launch.observe.steps.metric_log import Known, Source, columns_in
 from launch.observe.steps.readings import Readings
 from launch.observe.steps.training_steps import TrainingSteps
 
@@ -67,8 +69,9 @@ class Observer:
         """The steps after which the backlog is due, because the last timed one ends."""
         self._reads = True
         """Whether printed lines are read."""
-        self.streams = PrintedStreams(self._read)
-        self.bars = None if spec.command.pattern else ProgressBars(self._read_shown, self.streams)
+        self.streams = PrintedStreams(partial(self._read, self._steps.take_printed))
+        read_shown = partial(self._read, self._steps.take_shown)
+        self.bars = None if spec.command.pattern else ProgressBars(read_shown, self.streams)
         """A pattern of the recipe describes what bars draw, so then they are read as drawn."""
         # Registered first, so it is called last.
         atexit.register(self._leave)
@@ -189,8 +192,8 @@ class Observer:
             self._catch_up()
         self._own += perf_counter() - begun
 
-    def say_scalar(self, source: Source, metric: Metric, value: Any, step: Any) -> None:
-        """Take a single value that the program logged after a step, like :meth:`say` but quicker."""
+    def say_scalar(self, metric: Metric, value: Any, step: Any) -> None:
+        """Take a single value that the program's logger got after a step, like :meth:`say` but quicker."""
         begun = perf_counter()
         said: dict[Column, Any] = {metric: value} if step is None else {metric: value, "step": step}
         is_plain = type(value) is float and (step is None or type(step) is int)
@@ -198,25 +201,16 @@ class Observer:
             said = columns_in(said)
         # The first question is the whole one in timed steps, and quicker.
         idle = self.graphs.capturing if self._timed else self._is_idle()
-        if not idle and self._backlog.add(begun, self._take, source, said):
+        if not idle and self._backlog.add(begun, self._take, "its logger", said):
             self._catch_up()
         self._own += perf_counter() - begun
 
-    def _read(self, text: str, rest: list[str]) -> None:
-        """Read printed text after ``rest``, if no better source is known. ``rest`` becomes the incomplete last line."""
+    def _read(self, take: Callable[..., None], *printed: Any) -> None:
+        """Let ``take`` read what the program printed or let a progress bar show, if no better source is known."""
         if not self._reads:
             return
         begun = perf_counter()
-        if not self._is_idle() and self._backlog.add(begun, self._steps.take_printed, text, rest):
-            self._catch_up()
-        self._own += perf_counter() - begun
-
-    def _read_shown(self, title: str, text: str) -> None:
-        """Read the ``text`` that the program lets a progress bar with this ``title`` show."""
-        if not self._reads:
-            return
-        begun = perf_counter()
-        if not self._is_idle() and self._backlog.add(begun, self._steps.take_shown, title, text):
+        if not self._is_idle() and self._backlog.add(begun, take, *printed):
             self._catch_up()
         self._own += perf_counter() - begun
 

@@ -120,7 +120,7 @@ def _hook_writer(torch: ModuleType, writer: Any, observer: Observer) -> None:
             scalar_value = scalar_value.detach().cpu().numpy()
             number = scalar_value.item()
         write(self, tag, scalar_value, global_step, *arguments, **named)
-        observer.say_scalar("its logger", column, number, global_step)
+        observer.say_scalar(column, number, global_step)
 
     writer.add_scalar = add_scalar
 
