@@ -9,17 +9,16 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
+from launch.common.checkout import package_versions
 from launch.common.text import count
 from launch.contract.bundle import Step
 from launch.contract.plan import Cell, Reason
 from launch.contract.spec import Device, MegatronCore, RunSpec
 from launch.megatron_config.graph_config import is_release
 
-_OPTIONAL_PACKAGES = ("megatron-core", "transformer-engine")
 _RELEASES = {f"megatron-core {release}": release for release in get_args(MegatronCore)}
 
 
@@ -109,9 +108,9 @@ def this_host() -> Host:
 
 def installed_packages() -> frozenset[str]:
     """Return the optional packages that this interpreter finds. A supported Megatron-Core is named with its release."""
-    versions = {name: _version(name) for name in _OPTIONAL_PACKAGES}
-    megatron = (package for package, release in _RELEASES.items() if is_release(versions["megatron-core"], release))
-    return frozenset([*megatron, *(["transformer-engine"] if versions["transformer-engine"] else [])])
+    versions = package_versions()
+    megatron = (p for p, release in _RELEASES.items() if is_release(versions.get("megatron-core", ""), release))
+    return frozenset([*megatron, *(versions.keys() & {"transformer-engine"})])
 
 
 def _visible_gpus() -> tuple[str, ...]:
@@ -136,11 +135,3 @@ def _largest_gpu_memory() -> float | None:
         return max(int(line) for line in answer.stdout.splitlines()) / 1024 or None
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-
-
-def _version(package: str) -> str:
-    """Return the installed version of ``package``, or "" if there is none."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
