@@ -14,7 +14,7 @@ from launch.checkpoints.config_check import config_mismatches
 from launch.checkpoints.digest import digest_of, digest_of_all
 from launch.checkpoints.parameter_map import MXFP4_BLOCK, Entry, Expected, architecture_of, shape_mismatches, table
 from launch.checkpoints.safetensors_header import Tensor, read_object
-from launch.checkpoints.shards import COPY_AGAIN, Files, problem, read_files, shortened, unreadable
+from launch.checkpoints.shards import COPY_AGAIN, Files, problem, read_files, shortened, tensor_problem, unreadable
 from launch.contract.errors import CheckpointError
 from launch.contract.plan import Reason
 from launch.contract.spec import Model
@@ -100,18 +100,15 @@ def _tensor_problems(model: Model, entries: tuple[Entry, ...], files: Files, pac
         return
     expected = {tensor.name: tensor for entry in entries for tensor in entry.tensors}
     missing = [name for name in expected if name not in files.tensors and name not in files.unread]
-    if missing:
-        yield problem(f"missing tensors ({len(missing)}): {shortened(missing)}", FIT)
+    yield from tensor_problem("missing tensors", missing, FIT)
     surplus = [name for name in files.tensors if name not in expected and not _ignored(name, model)]
-    if surplus:
-        yield problem(f"surplus tensors ({len(surplus)}): {shortened(surplus)}", FIT)
+    yield from tensor_problem("surplus tensors", surplus, FIT)
     wrong = [
         f"{name} is {_describe(files.tensors[name])}, not {_describe_expected(tensor)}"
         for name, tensor in expected.items()
         if name in files.tensors and not _fits(tensor, files.tensors[name])
     ]
-    if wrong:
-        yield problem(f"tensors of another shape or type ({len(wrong)}): {shortened(wrong)}", FIT)
+    yield from tensor_problem("tensors of another shape or type", wrong, FIT)
     if packed and (model.hidden_size % MXFP4_BLOCK or model.moe_ffn_hidden_size % MXFP4_BLOCK):
         sizes = f"model.hidden_size={model.hidden_size} and model.moe_ffn_hidden_size={model.moe_ffn_hidden_size}"
         yield problem(f"experts in MXFP4 come in blocks of {MXFP4_BLOCK}, but {sizes}", FIT)

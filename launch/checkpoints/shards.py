@@ -90,6 +90,12 @@ def unreadable(name: str, error: OSError | ValueError) -> Reason:
     return problem(f"{name} is damaged ({error})", COPY_AGAIN)
 
 
+def tensor_problem(what: str, tensors: Collection[str], remedy: str) -> Iterator[Reason]:
+    """Yield the problem that ``what`` are ``tensors``, if there are any."""
+    if tensors:
+        yield problem(f"{what} ({len(tensors)}): {shortened(tensors)}", remedy)
+
+
 def shortened(items: Collection[str]) -> str:
     """Return the first of ``items`` and the number of the rest: "a, b and 2 more"."""
     return listed(list(items), SHOWN)
@@ -108,12 +114,10 @@ def _weight_map(path: Path) -> dict[str, str]:
 def _misplaced(shards: Mapping[str, str], holders: Mapping[str, list[str]]) -> Iterator[Reason]:
     """Yield problems with tensors that are in several files, or in a different file than the index says."""
     twice = [f"{name} in {' and '.join(files)}" for name, files in holders.items() if len(files) > 1]
-    if twice:
-        yield problem(f"tensors in more than one file ({len(twice)}): {shortened(twice)}", REWRITE)
+    yield from tensor_problem("tensors in more than one file", twice, REWRITE)
     astray = [
         f"{name} in {files[0]}, not {shards[name]}"
         for name, files in holders.items()
         if len(files) == 1 and shards.get(name, files[0]) != files[0]
     ]
-    if astray:
-        yield problem(f"tensors in a different file than {INDEX} says ({len(astray)}): {shortened(astray)}", REWRITE)
+    yield from tensor_problem(f"tensors in a different file than {INDEX} says", astray, REWRITE)
