@@ -18,7 +18,6 @@ from pathlib import Path
 from analysis.curves.curve import CurveError
 from analysis.curves.curve_files import CurveFiles, read_curves
 from analysis.curves.judge_files import judge_files
-from analysis.records.steps import Metric
 from analysis.verdict.curve_difference import METRIC_NAMES
 from analysis.verdict.curve_evidence import CurveEvidence
 from analysis.verdict.growth import Growth
@@ -27,6 +26,7 @@ from launch.common.command_line import Parser
 from launch.common.grouped import grouped
 from launch.contract.exit_codes import LOSS, ExitCode, help_lines
 from launch.contract.plan import Margins
+from launch.contract.records.step_metrics import Metric
 
 _UNCHECKED = (
     "provenance unchecked, replay unproven: the files do not show whether the runs share workload, data, code and libraries, "

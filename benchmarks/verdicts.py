@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.records.steps import Floats, Metric, Steps
+from analysis.records.steps import Floats, Steps
 from analysis.speed.confidence_interval import EvenSplit, families, interval_of
 from analysis.speed.pair_speed import PairSpeed, Timed, pool_pairs
 from analysis.speed.speedup import BAND, MINIMUM_STEPS, SpeedVerdict, cell_speed, speed_verdict
@@ -32,6 +32,7 @@ from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.step_test import TOLERATED
 from analysis.verdict.verdict import PASSES, VerdictName
 from launch.contract.plan import Margins
+from launch.contract.records.step_metrics import Metric
 from launch.contract.spec import RunSpec
 from orchestrator.recipe.fields import AUTO_LOOKS
 

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from analysis.curves.resolution import resolution, rounded_units
-from analysis.records.steps import Floats, Metric, Steps
-from analysis.verdict.curve_difference import METRICS
+from analysis.records.steps import Floats, Steps
 from launch.common.regular_file import read_regular
 from launch.contract.metric_names import NAMES, Column, letters
+from launch.contract.records.step_metrics import METRICS, Metric
 
 MOST_BYTES = 256 << 20
 _MAXIMUM_NAMES = 8

@@ -12,8 +12,8 @@ import numpy as np
 
 from analysis.curves.curve import Curve, CurveError
 from analysis.curves.run_file import file_of, read_run
-from analysis.records.steps import Floats, Integers, Metric, Steps
-from analysis.verdict.curve_difference import METRICS
+from analysis.records.steps import Floats, Integers, Steps
+from launch.contract.records.step_metrics import METRICS, Metric
 
 _SPREAD = 1e-5
 """The relative variation of a clipped norm by rounding."""

@@ -16,7 +16,7 @@ from typing import Literal
 from analysis.memory.parts import MemoryParts, memory_parts
 from analysis.records.run import Attempt
 from launch.common.grouped import grouped
-from launch.contract.records.events import PHASES, Phase
+from launch.contract.records.events import BEFORE_CAPTURE, PHASES, Phase
 from launch.contract.records.memory import Memory
 from launch.contract.spec import RunSpec
 
@@ -69,7 +69,7 @@ class CellMemory:
     @property
     def before_capture(self) -> int | None:
         """The largest peak before the capture."""
-        before = [p.peak for p in self.phases if p.phase in ("init", "build", "warmup")]
+        before = [p.peak for p in self.phases if p.phase in BEFORE_CAPTURE]
         return max(before, default=None)
 
 
@@ -90,12 +90,9 @@ def cell_memory(
 
 def _device_total(attempts: Sequence[Attempt]) -> int | None:
     """Return the memory of the smallest GPU of ``attempts``, or None if one did not record it."""
-    found = [_totals(attempt.hardware("gpu_memory_bytes")) for attempt in attempts]
+    recorded = [attempt.hardware("gpu_memory_bytes") for attempt in attempts]
+    found = [[total for total in totals if type(total) is int and total > 0] for totals in recorded]
     return min((total for totals in found for total in totals), default=None) if all(found) else None
-
-
-def _totals(recorded: Sequence[object]) -> list[int]:
-    return [total for total in recorded if type(total) is int and total > 0]
 
 
 def _phase_peak(phase: Phase, samples: Sequence[Memory], kind: Kind) -> PhasePeak | None:

@@ -10,10 +10,10 @@ import numpy as np
 from analysis.records.run import Digests, Run, attempts_of
 from analysis.records.steps import Steps
 from analysis.verdict.completeness import incomplete
-from analysis.verdict.curve_difference import METRICS
 from analysis.verdict.curve_evidence import bitwise_prefix
 from analysis.verdict.noise import NoiseFloor, noise_floor
 from launch.contract.plan import Cell
+from launch.contract.records.step_metrics import METRICS
 
 
 @dataclass(frozen=True)

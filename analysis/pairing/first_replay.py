@@ -17,10 +17,8 @@ from analysis.verdict.verdict import Verdict
 from launch.common.grouped import grouped
 from launch.common.text import listed
 from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
+from launch.contract.records.step_check import NOISE_MULTIPLE
 
-NOISE_MULTIPLE = 6.0
-"""A fault exceeds this multiple of the noise, as in step checks. The noise is the largest of three differences: between eager runs
-in the same step, between them in all steps up to the first replays, and at the step before the capture."""
 LEAST_OF_ITSELF, LEAST_OF_ALL = 1 / 16, 1 / 50
 """A fault exceeds the first share of its gradient's norm and the second share of the norm of all gradients.
 
@@ -63,6 +61,8 @@ class _Difference:
     size: float
     norm: float
     noise: float
+    """The largest of three differences: between eager runs in the same step, between them in all steps up to the first replays, and
+    at the step before the capture."""
     of_all: float
     """The norm of all gradients."""
     least: float = LEAST_OF_ITSELF

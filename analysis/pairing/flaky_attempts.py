@@ -13,10 +13,11 @@ import numpy as np
 
 from analysis.pairing.step_checks import fault_of
 from analysis.records.run import Attempt, Digests, PartialAttempt, Run
-from analysis.records.steps import Metric, Steps
-from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, bitwise_equal, format_unequal, sample_of
+from analysis.records.steps import Steps
+from analysis.verdict.curve_difference import METRIC_NAMES, bitwise_equal, format_unequal, sample_of
 from analysis.verdict.judge_curves import first_compared
 from launch.contract.plan import Margins
+from launch.contract.records.step_metrics import METRICS, Metric
 
 OtherAttempt = Attempt | PartialAttempt
 """An attempt other than the one that counts."""

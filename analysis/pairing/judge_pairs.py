@@ -24,13 +24,14 @@ from analysis.pairing.program_settings import units_of_runs, widen_by_rounding
 from analysis.records.run import Attempt, Digests, attempts_of
 from analysis.records.steps import Integers, Steps
 from analysis.verdict.completeness import Curves
-from analysis.verdict.curve_difference import METRIC_NAMES, METRICS
+from analysis.verdict.curve_difference import METRIC_NAMES
 from analysis.verdict.curve_evidence import CurveEvidence, bitwise_prefix, measure_differences
 from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.rounding import judge_rounded
 from analysis.verdict.verdict import Verdict, worst
 from launch.common.text import listed
 from launch.contract.plan import Margins
+from launch.contract.records.step_metrics import METRICS
 from launch.contract.spec import RunSpec
 
 _HOW_OFTEN = "correct this first; more repeats in a sweep of its own show how often it happens"

@@ -14,10 +14,10 @@ from analysis.pairing.pair import Pair
 from analysis.pairing.program_settings import is_allowed, refuse
 from analysis.records.provenance import flat
 from analysis.records.run import Run
-from analysis.verdict.curve_difference import METRICS
 from analysis.verdict.rounding import not_of_bits
 from analysis.verdict.verdict import Verdict, worst
 from launch.contract.plan import Margins
+from launch.contract.records.step_metrics import METRICS
 
 UNCHECKED = (
     "read from logs: replay is unproven, and nothing shows that the runs share workload, data, code and libraries"

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from analysis.curves.curve import curve_of_record
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt
-from analysis.records.steps import Metric
 from analysis.verdict.completeness import Curves
-from analysis.verdict.curve_difference import METRICS
 from analysis.verdict.rounding import Units, rounding_of, widen
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
+from launch.contract.records.step_metrics import METRICS, Metric
 
 _DECIDED_ELSEWHERE = ("program.command:", "choices.", "digests.")
 """Other modules decide on these. The command contains the graph settings, :func:`check_sources` judges choices, and a digest

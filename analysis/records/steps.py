@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from launch.common.atomic_files import number, parse_json, read_json_lines
 from launch.common.regular_file import read_regular
 from launch.contract.paths import AttemptPaths
-
-Metric = Literal["loss", "grad_norm"]
+from launch.contract.records.step_metrics import Metric
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

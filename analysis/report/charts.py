@@ -12,12 +12,13 @@ import numpy as np
 from analysis.memory.parts import MemoryParts
 from analysis.memory.peaks import KIND_WORDS
 from analysis.records.run import Digests
-from analysis.records.steps import Floats, Integers, Metric, Steps
+from analysis.records.steps import Floats, Integers, Steps
 from analysis.speed.steady_window import is_plausible
 from analysis.sweep.cell_results import CellResult
 from launch.common.grouped import grouped
 from launch.contract.plan import Margins
 from launch.contract.records.events import PHASES
+from launch.contract.records.step_metrics import Metric
 
 Kind = Literal["loss", "grad_norm", "step_time", "gpu_step", "memory"]
 MAXIMUM_CELLS = 6

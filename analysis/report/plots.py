@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from analysis.records.steps import Floats, Metric
+from analysis.records.steps import Floats
 from analysis.report.charts import EAGER, Chart, CurveChart, Line, MemoryChart, SpeedChart, StripChart, TimeChart
+from launch.contract.records.step_metrics import Metric
 
 COLOURS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#b2182b")
 """The colour of eager cells, then those of graphed cells. The last one marks faults."""

@@ -29,10 +29,10 @@ from analysis.speed.step_time import cell_step_time
 from analysis.sweep.cell_results import CellGraphs, CellIntegrity, CellLoss, CellResult, CellSpeed, PairResult
 from analysis.sweep.loss_trajectory import loss_trajectory
 from analysis.verdict.completeness import finite_steps, incomplete
-from analysis.verdict.curve_difference import METRICS
 from launch.contract.outcomes import RESULTS_INTACT
 from launch.contract.plan import Cell, Margins
 from launch.contract.records.events import Phase
+from launch.contract.records.step_metrics import METRICS
 from launch.contract.spec import RunSpec
 
 

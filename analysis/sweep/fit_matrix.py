@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from analysis.records.run import Run
 from analysis.sweep.cell_results import CellResult
-from launch.contract.records.events import Phase
+from launch.contract.records.events import BEFORE_CAPTURE
 
 FITS, NOT_ENDED, NO_BASELINE = "fits", "not ended", "no eager run"
 EAGER_OOM, BEFORE, AT_CAPTURE, AT_REPLAY, HOST_OOM = (
@@ -20,7 +20,6 @@ EAGER_OOM, BEFORE, AT_CAPTURE, AT_REPLAY, HOST_OOM = (
 )  # fmt: skip
 STATES = (FITS, NOT_ENDED, HOST_OOM, AT_REPLAY, AT_CAPTURE, BEFORE, EAGER_OOM)
 """States in order of rising severity for memory. All other outcomes rank just before ``HOST_OOM``."""
-BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
 
 
 @dataclass(frozen=True)

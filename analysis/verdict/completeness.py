@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.records.steps import Booleans, Integers, Metric, Steps
-from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Deviation
+from analysis.records.steps import Booleans, Integers, Steps
+from analysis.verdict.curve_difference import METRIC_NAMES, Deviation
 from analysis.verdict.curve_evidence import measure_differences
 from analysis.verdict.divergence import SURE
 from analysis.verdict.noise import noise_floor
 from launch.common.text import numbered
 from launch.contract.plan import Margins
+from launch.contract.records.step_metrics import METRICS, Metric
 
 Curves = Mapping[str, Steps]
 

@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from analysis.records.steps import Booleans, Floats, Metric, Steps
+from analysis.records.steps import Booleans, Floats, Steps
+from launch.contract.records.step_metrics import Metric
 
-METRICS: tuple[Metric, ...] = ("loss", "grad_norm")
 HUGE = 1e150
 """Sums and squares of differences below this size do not overflow."""
 METRIC_NAMES: dict[Metric, str] = {"loss": "loss", "grad_norm": "gradient norm"}

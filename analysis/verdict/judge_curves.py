@@ -32,9 +32,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.records.steps import Integers, Metric, Steps
+from analysis.records.steps import Integers, Steps
 from analysis.verdict.completeness import Curves, check_complete
-from analysis.verdict.curve_difference import METRICS, Sample, sample_of
+from analysis.verdict.curve_difference import Sample, sample_of
 from analysis.verdict.curve_evidence import Differences, MetricTests, measure_differences
 from analysis.verdict.drift import drift_of_run, leaves_margin, rise_of_line
 from analysis.verdict.equivalence_test import estimate_of, mean_within
@@ -54,6 +54,7 @@ from analysis.verdict.rungs import (
 )
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import MINIMUM_STEPS, Margins
+from launch.contract.records.step_metrics import METRICS, Metric
 
 _SINGLE = "shown by a single graphed run, and its repeats may differ more"
 

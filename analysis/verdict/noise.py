@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.records.steps import Floats, Metric, Steps
+from analysis.records.steps import Floats, Steps
 from analysis.statistics.along_steps import variance_factor
 from analysis.statistics.standard_error import StandardError, Variance, welch
-from analysis.verdict.curve_difference import METRICS, Sample, sample_of
+from analysis.verdict.curve_difference import Sample, sample_of
+from launch.contract.records.step_metrics import METRICS, Metric
 
 LARGEST = 4.5
 """The largest of about a hundred normally distributed differences from their median, in units of the median difference."""

@@ -12,11 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.records.steps import Floats, Metric
+from analysis.records.steps import Floats
 from analysis.verdict.completeness import Curves
-from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, sample_of
+from analysis.verdict.curve_difference import METRIC_NAMES, sample_of
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import MINIMUM_STEPS, Margins
+from launch.contract.records.step_metrics import METRICS, Metric
 
 _FINE, _QUANTILE = 0.2, 0.8
 """Two units are at most the first share of the margin at this share of the steps. Coarser numbers hide drift and noise."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.records.steps import Floats, Integers, Metric, Steps
+from analysis.records.steps import Floats, Integers, Steps
 from analysis.statistics.random_walk import fall_of
 from analysis.verdict.completeness import Curves
 from analysis.verdict.curve_difference import METRIC_NAMES, Deviation, Sample, format_unequal
@@ -22,6 +22,7 @@ from analysis.verdict.step_test import find_hidden, spike_limit
 from analysis.verdict.verdict import REPEAT, Verdict
 from launch.common.text import listed
 from launch.contract.plan import MINIMUM_STEPS, Margins
+from launch.contract.records.step_metrics import Metric
 
 SMALLER = "capture a smaller scope until the curves agree, and look at the first step that differs"
 _SECOND = "add a second eager run (repeats: 2 in a recipe), since it measures the noise floor"

@@ -9,14 +9,11 @@ from dataclasses import fields
 from itertools import dropwhile
 from pathlib import PurePath
 
+from launch.contract.records.probe import HOST_STEPS, TRACED_STEPS
 from launch.contract.spec import Parallelism, Placement, RunSpec, Training
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.framework import Flags
 
-PROBED_STEPS = 3
-"""The number of steps after the timed ones that the profiler traces, on a GPU."""
-HOST_STEPS = 3
-"""The number of steps before the traced ones in which ``advise`` measures the host's time, on a GPU."""
 PLACES = ("output", "python", "node_rank", "master_addr", "master_port")
 """Placeholders that are filled in when a run starts: its own folder, the supervisor's Python, and the ranks' rendezvous."""
 _SECTIONS = {"training": Training, "parallelism": Parallelism, "placement": Placement}
@@ -75,10 +72,13 @@ def script_of(words: Sequence[str]) -> str:
 
 
 def observed_steps(spec: RunSpec) -> int:
-    """Return the number of steps that the program must run: the recipe's steps, and on a GPU also those of the profiler."""
+    """Return the number of steps that the program must run: the recipe's steps, and on a GPU also those of the profiler.
+
+    For ``advise``, the host's time is measured before them.
+    """
     if spec.placement.device != "cuda":
         return spec.training.steps
-    return spec.training.steps + PROBED_STEPS + (HOST_STEPS if spec.inspect else 0)
+    return spec.training.steps + TRACED_STEPS + (HOST_STEPS if spec.inspect else 0)
 
 
 def _words(spec: RunSpec) -> tuple[str, ...]:

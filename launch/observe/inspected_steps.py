@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from launch.contract.records.inspection import OF_PROGRAMS, Inspection
-from launch.frameworks.command_line import HOST_STEPS, PROBED_STEPS
+from launch.contract.records.probe import HOST_STEPS, TRACED_STEPS
 from launch.train.inspection.capture_blockers import collect_waits, compiled_functions, findings_of
 from launch.train.inspection.dispatch_trace import CaptureBlocker
 from launch.train.inspection.source_line import NOWHERE, current_program_line
@@ -46,7 +46,7 @@ class InspectedSteps:
     def end_step(self) -> None:
         if self._trace is not None:
             self._ends.append(time.time_ns())
-            if len(self._ends) == PROBED_STEPS:
+            if len(self._ends) == TRACED_STEPS:
                 self._end(self._trace)
         elif len(self._host_ms) < HOST_STEPS:
             self._host_ms.append((time.perf_counter() - self._begun) * 1e3)
@@ -102,7 +102,11 @@ def launched_by_step(events: Sequence[Any], ends: Sequence[int]) -> list[list[La
     """
     kernels = [event for event in events if is_kernel(event)]
     own = set(map(id, kernels))
-    calls = {event.correlation_id(): event.start_ns() for event in events if id(event) not in own and _is_launch(event)}
+    calls = {
+        event.correlation_id(): event.start_ns()
+        for event in events
+        if id(event) not in own and "Launch" in event.name()
+    }
     steps: list[list[Launch]] = [[] for _ in ends]
     if any(event.correlation_id() not in calls for event in kernels):
         return []
@@ -111,10 +115,6 @@ def launched_by_step(events: Sequence[Any], ends: Sequence[int]) -> list[list[La
         if step < len(steps):
             steps[step].append(Launch(event.name(), _grid(event)))
     return steps if all(steps) else []
-
-
-def _is_launch(event: Any) -> bool:
-    return "Launch" in event.name()
 
 
 def _grid(event: Any) -> str:

@@ -23,6 +23,8 @@ SUSPENDED_SECONDS = 5.0
 ROOM_SECONDS = 600.0
 """How long the supervisor waits for disk space to write an outcome. A run waits as long for slurmctld."""
 ROOM_POLL_SECONDS = 1.0
+STACKS_SECONDS = 1.0
+"""How long ranks may take to print their stacks."""
 
 
 class Ranks(Protocol):

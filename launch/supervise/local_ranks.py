@@ -20,6 +20,7 @@ from launch.contract.paths import AttemptPaths
 from launch.contract.spec import RunSpec
 from launch.failures.diagnose import Diagnosis, Evidence, RankExit
 from launch.slurm.allocation import LOOPBACK, free_port
+from launch.supervise.attempt import STACKS_SECONDS
 from launch.supervise.child_process import start
 from launch.supervise.forked_ranks import ForkedRank, ForkServers
 from launch.supervise.oom_kills import oom_kills
@@ -28,8 +29,6 @@ from launch.supervise.user_command import observed_processes
 
 GRACE_SECONDS = 5.0
 """The time between SIGTERM and SIGKILL."""
-STACKS_SECONDS = 1.0
-"""How long ranks may take to print their stacks."""
 WORKER = "launch.train.worker"
 
 

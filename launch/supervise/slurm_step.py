@@ -20,10 +20,9 @@ from launch.slurm.allocation import Allocation, free_port, job_state
 from launch.slurm.command import try_run
 from launch.slurm.job_states import stage_of
 from launch.slurm.step_end import step_end
+from launch.supervise.attempt import STACKS_SECONDS
 from launch.supervise.rank_environment import rank_variables
 
-STACKS_SECONDS = 1.0
-"""How long ranks may take to print their stacks."""
 LEAVE_SECONDS = 30.0
 """How long a step may take to end after a rank has failed. Slurm sends SIGTERM to the other ranks, but no SIGKILL."""
 END_SECONDS = 60.0

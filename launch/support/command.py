@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from launch.contract.records.events import SETTLE_STEPS
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import unused_settings
 from launch.support.rule import Rule
 
 CommandRule = partial(Rule, engines=("command",))
-SETTLE_STEPS = 2
 
 RULES: tuple[Rule, ...] = (
     CommandRule(

@@ -14,7 +14,8 @@ from collections.abc import Callable
 import torch
 
 from launch.contract.errors import CaptureError
-from launch.contract.records.events import Phase, StepPhase
+from launch.contract.records.events import SETTLE_STEPS, Phase, StepPhase
+from launch.contract.records.probe import PROBED_STEPS
 from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import RunSpec
 from launch.engines.profile_ranges import RANGES
@@ -26,11 +27,8 @@ from launch.train.inspection.step_check import check_step
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.gpu_rates import measure_rates
 from launch.train.telemetry.parameter_digest import digest_parameters
-from launch.train.telemetry.profiler import PROBED_STEPS, probe
+from launch.train.telemetry.profiler import probe
 from launch.train.telemetry.step_metrics import Metrics, PendingStep, StepTimer
-
-SETTLE_STEPS = 2
-"""Steps excluded from the measured window after a capture, or after the warm-up of an eager run."""
 
 
 def train(

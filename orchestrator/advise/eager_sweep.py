@@ -12,6 +12,7 @@ from launch.common.atomic_files import write_json, write_text
 from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_SETS
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
+from launch.contract.records.events import SETTLE_STEPS
 from launch.contract.spec import CudaGraph, RunSpec
 from launch.frameworks.megatron_spec import megatron_spec
 from launch.support import known_faults, unsupported
@@ -23,7 +24,7 @@ from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.fields import OtherTrackers, Tracking
 from orchestrator.recipe.recipe import Recipe
 from orchestrator.rules import graph_capture, graph_scope, violations
-from orchestrator.rules.training import CAPTURE_STEPS, SETTLE_STEPS
+from orchestrator.rules.training import CAPTURE_STEPS
 from orchestrator.sweeps.store import report_disk_errors
 
 MEASURED_STEPS = 20

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from analysis.report.sections.tables import table
 from launch.common.grouped import grouped
+from launch.contract.records.probe import WAITS
 from orchestrator.errors import input_error
 
 WINDOW = "measure"
@@ -28,7 +29,6 @@ WINDOW = "measure"
 MOST_RANGES = 30
 WORK_TABLES = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")
 """The device's work, each a table CUPTI_ACTIVITY_KIND_<name>. With ``--cuda-graph-trace=graph`` a replay is one row of the last."""
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 _THREAD_BITS = 24
 """The lowest bits of a global thread id, which number the thread. The others number its process."""
 

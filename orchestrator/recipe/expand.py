@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from launch.common.grouped import grouped
 from launch.contract.outcomes import Expectation
-from launch.contract.records.events import Phase
+from launch.contract.records.events import BEFORE_CAPTURE
 from launch.contract.spec import (
     CudaGraph,
     Data,
@@ -34,9 +34,6 @@ from orchestrator.recipe.source_fields import Tree, leaves
 from orchestrator.suggestion import suggestion
 
 Section = TypeVar("Section")
-BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
-"""The phases that the eager baseline has too. An outcome expected in one of them is also expected of the baseline."""
-
 QUICK_STEPS = 20
 """The steps of a run in a quick sweep: warm-up, capture, and some to check."""
 
@@ -100,6 +97,7 @@ def _add_baseline(workload: Mapping[str, ResolvedCell]) -> list[ResolvedCell]:
     spec = eager_baseline(last.spec)
     if spec.cell_id in workload:
         return cells
+    # An outcome expected before the capture is also expected of the baseline.
     expect = next((cell.expect for cell in cells if cell.expect.phase in BEFORE_CAPTURE), Expectation())
     return [replace(last, spec=spec, expect=expect, is_added_baseline=True), *cells]
 

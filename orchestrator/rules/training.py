@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from launch.contract.records.events import SETTLE_STEPS
 from launch.contract.spec import Model, RunSpec
 from launch.megatron_config.determinism import ALLOW
 from launch.support.rule import ARITHMETIC, CONFIG, MCORE, MegatronRule, Rule
 
-CAPTURE_STEPS, SETTLE_STEPS, LEAST_MEASURED_STEPS = 1, 2, 1
+CAPTURE_STEPS, LEAST_MEASURED_STEPS = 1, 1
 LARGEST_LEAN_BETA = 0.996
 """Numbers of 8 significant bits are at most 2**-8 apart, relative to the larger one. A smaller step from it rounds back."""
 

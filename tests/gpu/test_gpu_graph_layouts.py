@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from launch.contract.records.probe import PROBED_STEPS
 from launch.contract.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import build
 from launch.train.data_loader import batch, open_source
-from launch.train.telemetry.profiler import PROBED_STEPS, probe
+from launch.train.telemetry.profiler import probe
 
 pytestmark = pytest.mark.gpu
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from launch.contract.errors import ReplayError
+from launch.contract.records.probe import PROBED_STEPS
 from launch.contract.spec import CudaGraph, Data, Model, Placement, RunSpec, Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from launch.train.data_loader import batch, open_source
-from launch.train.telemetry.profiler import PROBED_STEPS, probe
+from launch.train.telemetry.profiler import probe
 from orchestrator.rules import refusals
 from tests.gpu.test_gpu_eager import GPT_OSS, MOE, PADDED
 

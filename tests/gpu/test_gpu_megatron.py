@@ -22,13 +22,14 @@ import torch.multiprocessing as mp
 from launch.contract.errors import ReplayError
 from launch.contract.plan import Margins
 from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.probe import PROBED_STEPS
 from launch.contract.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
 from launch.engines.determinism import use_deterministic_algorithms
 from launch.engines.protocol import Engine, RankPlace, StepResult
 from launch.support import unsupported
 from launch.train.data_loader import batch, open_source
 from launch.train.telemetry import memory
-from launch.train.telemetry.profiler import PROBED_STEPS, probe
+from launch.train.telemetry.profiler import probe
 from launch.train.worker import ENGINES
 from tests.gpu.test_gpu_eager import GPT_OSS, MOE
 from tests.megatron_release import RELEASE

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from analysis.records.run import attempts_of
-from analysis.records.steps import Metric
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import cell_text, escape, figure, how_to_read, item, table
 from analysis.sweep.cell_results import CellResult, PairResult
-from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Estimate
+from analysis.verdict.curve_difference import METRIC_NAMES, Estimate
 from analysis.verdict.curve_evidence import CurveEvidence
 from launch.common.grouped import grouped
 from launch.common.text import count, numbered
+from launch.contract.records.step_metrics import METRICS, Metric
 
 PAIR_HEADER = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps compared", "largest loss difference, nats",
                "largest gradient norm difference, relative", "equal bit for bit", "speed-up")  # fmt: skip

@@ -22,6 +22,10 @@ Phase = Literal["init", "build", "warmup", "capture", "settle", "measure", "prob
 StepPhase = Phase | Literal["check"]
 """The phase of a step. Steps that a step check may slow down have phase "check", while the rank stays in "measure"."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
+BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
+"""The phases that the eager baseline has too."""
+SETTLE_STEPS = 2
+"""Steps excluded from the measured window after a capture, or after the warm-up of an eager run."""
 
 
 def read_events(attempt: AttemptPaths, rank: int) -> Iterator[dict[str, Any]]:

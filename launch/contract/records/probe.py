@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from launch.common.typed_json import Amount
 from launch.contract.records.kernels import Kernels
 
+HOST_STEPS = 3
+"""The number of steps in which the host's time is measured, without the profiler."""
+TRACED_STEPS = 3
+PROBED_STEPS = HOST_STEPS + TRACED_STEPS
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+"""The calls in which the host waits for the device."""
+
 
 @dataclass(frozen=True)
 class Probe:

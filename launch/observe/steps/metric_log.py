@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol, get_args
 
 from launch.contract.metric_names import Column, column_of, is_value_of, texts_in_line
+from launch.contract.records.step_metrics import Metric
 
-Metric = Literal["loss", "grad_norm"]
 Source = Literal[
     "launch.observe.step", "the program's own functions", "its logger", "computed by the observer", "printed"
 ]

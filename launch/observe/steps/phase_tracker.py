@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from launch.contract.records.events import Phase
-
-SETTLE_STEPS = 2
-"""The same number as in launch.train.loop."""
+from launch.contract.records.events import SETTLE_STEPS, Phase
 
 
 @dataclass

@@ -9,7 +9,7 @@ from dataclasses import replace
 from launch.common.atomic_files import JsonLines
 from launch.contract.errors import ProgramError
 from launch.contract.records.events import Phase
-from launch.contract.records.step_metrics import StepMetrics
+from launch.contract.records.step_metrics import METRICS, StepMetrics
 from launch.contract.spec import RunSpec
 from launch.frameworks.command_line import observed_steps
 from launch.observe.rank import Rank, create
@@ -165,7 +165,7 @@ class StepLines:
         self.refused = number not in (0, last) or not create(self._rank.attempt.metrics)
         if self.refused:
             return None
-        sources = {metric: str(self.log.source(metric)) for metric in ("loss", "grad_norm")}
+        sources: dict[str, str] = {metric: str(self.log.source(metric)) for metric in METRICS}
         choices = {**sources, "steps": self._steps_from, "metrics": f"rank {number}"}
         if self.log.first_number is not None:
             choices["first_number"] = str(self.log.first_number)
@@ -195,7 +195,7 @@ class StepLines:
                 f"the program ended after {ended} of {wanted} steps of its optimizer: read in its log whether it failed, else let it "
                 f"take {wanted} ({{steps}} in the command), not counting those that it skips, as loss scaling does"
             )
-        for metric in ("loss", "grad_norm"):
+        for metric in METRICS:
             if self.log.source(metric) is None:
                 return (
                     f"the program shows no {metric} of its {ended} steps: describe its lines in command.pattern, print it in JSON "

@@ -10,12 +10,13 @@ import torch
 from launch.contract.errors import ProgramError
 from launch.contract.metric_names import Column, names_evaluation
 from launch.contract.records.gradient_sketch import GradientSketch, StepSketch
+from launch.contract.records.step_metrics import Metric
 from launch.contract.spec import RunSpec
 from launch.observe.graph_counter import GraphCounter
 from launch.observe.inspected_steps import InspectedSteps
 from launch.observe.optimizers import Optimizers, identity
 from launch.observe.rank import Rank
-from launch.observe.steps.metric_log import Later, Metric, Source, columns_in_line, split_lines
+from launch.observe.steps.metric_log import Later, Source, columns_in_line, split_lines
 from launch.observe.steps.own_time import OwnTime
 from launch.observe.steps.phase_tracker import PhaseTracker
 from launch.observe.steps.readings import Ended, Moment

@@ -15,18 +15,13 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from launch.contract.records.probe import LastStep, Probe, Probed
+from launch.contract.records.probe import HOST_STEPS, WAITS, LastStep, Probe, Probed
 from launch.train.telemetry.kernel_times import kernels_of
 
-HOST_STEPS = 3
-"""The number of steps in which the host's time is measured, without the profiler."""
-TRACED_STEPS = 3
 PARTS = 120
 """The number of equal parts of the last traced step, each with the device's busy share."""
-PROBED_STEPS = HOST_STEPS + TRACED_STEPS
 COMMUNICATION = "nccl"
 """The names of kernels that move data between ranks contain this."""
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
 def probe(step: Callable[[torch.Tensor], object], batches: Sequence[torch.Tensor]) -> Probed:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.records.steps import Floats, Metric, Steps
-from analysis.verdict.curve_difference import METRICS
+from analysis.records.steps import Floats, Steps
 from analysis.verdict.family import judge_family
 from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.verdict import VERDICTS, Verdict, worst
 from launch.contract.plan import MINIMUM_STEPS, Margins
+from launch.contract.records.step_metrics import METRICS, Metric
 
 CAPTURE = 3
 STEPS = CAPTURE + 1 + MINIMUM_STEPS

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from analysis.curves.curve import curve_of_record
 from analysis.records.steps import Floats, Steps
 from analysis.verdict.completeness import Curves
-from analysis.verdict.curve_difference import METRICS, sample_of
+from analysis.verdict.curve_difference import sample_of
 from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.rounding import judge_rounded
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
+from launch.contract.records.step_metrics import METRICS
 
 STEPS = 120
 MARGINS = Margins()

@@ -13,8 +13,8 @@ from torch._C._autograd import DeviceType
 
 from launch.common.typed_json import from_json
 from launch.contract.records.inspection import OF_PROGRAMS, Inspection
-from launch.contract.records.probe import Probe
-from launch.frameworks.command_line import HOST_STEPS, observed_steps
+from launch.contract.records.probe import HOST_STEPS, Probe
+from launch.frameworks.command_line import observed_steps
 from launch.observe import start
 from launch.observe.inspected_steps import Launch, changed_kernels, launched_by_step
 from launch.train.inspection.source_line import current_program_line

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch._C._autograd import DeviceType
 
 import launch.train.telemetry.profiler
-from launch.contract.records.probe import LastStep, Probe
-from launch.train.telemetry.profiler import PARTS, PROBED_STEPS, last_step, merged_duration, probe
+from launch.contract.records.probe import PROBED_STEPS, LastStep, Probe
+from launch.train.telemetry.profiler import PARTS, last_step, merged_duration, probe
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (pair[0], sum(pair))))
 
