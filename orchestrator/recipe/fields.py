@@ -25,6 +25,7 @@ from launch.contract.spec import (
     Training,
 )
 from launch.frameworks.command_line import PLACEHOLDERS, PLACES, unknown_placeholders
+from launch.track.settings import TrackMode
 from orchestrator.recipe.field_check import (
     Check,
     FileSchema,
@@ -58,7 +59,7 @@ class Tracking:
 
     project: str = "cuda-graphs"
     entity: str | None = None
-    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    mode: TrackMode = "auto"
     tags: tuple[str, ...] = ()
 
 
