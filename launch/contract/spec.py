@@ -252,6 +252,11 @@ class Training:
     def __post_init__(self) -> None:
         object.__setattr__(self, "recompute_modules", tuple(sorted(self.recompute_modules)))  # they are a set
 
+    def shortened(self, steps: int) -> Training:
+        """Return the same training with only ``steps`` steps."""
+        warmup = min(self.learning_rate_warmup_steps, steps)
+        return dataclasses.replace(self, steps=steps, learning_rate_warmup_steps=warmup)
+
     def draws_again(self, model: Model) -> bool:
         """Return whether recomputation repeats random draws. Hidden dropout lies behind the modules that can be named."""
         return (

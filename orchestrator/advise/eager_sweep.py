@@ -46,9 +46,7 @@ def inspected_eager_cells(cells: Sequence[ResolvedCell]) -> tuple[ResolvedCell, 
 
 def _shorten(spec: RunSpec) -> RunSpec:
     steps = min(spec.training.steps, spec.cuda_graph.warmup_steps + CAPTURE_STEPS + SETTLE_STEPS + MEASURED_STEPS)
-    warmup = min(spec.training.learning_rate_warmup_steps, steps)
-    training = replace(spec.training, steps=steps, learning_rate_warmup_steps=warmup)
-    return replace(spec, training=training, inspect=True, profile="none")
+    return replace(spec, training=spec.training.shortened(steps), inspect=True, profile="none")
 
 
 def own_graphs(cells: Sequence[ResolvedCell]) -> tuple[CudaGraph, ...]:

@@ -213,8 +213,7 @@ class _Builder:
         training = self._section(Training, values if engine != "command" else {**_UNKNOWN_BATCH, **values})
         if self._recipe.equivalence.mode == "full" or training.steps <= QUICK_STEPS:
             return training
-        warmup = min(training.learning_rate_warmup_steps, QUICK_STEPS)
-        return replace(training, steps=QUICK_STEPS, learning_rate_warmup_steps=warmup)
+        return training.shortened(QUICK_STEPS)
 
     def _parallelism(self, values: Mapping[str, Any], resources: Resources) -> Parallelism:
         layout = self._section(Parallelism, values)
