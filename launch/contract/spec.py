@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from launch.common.atomic_files import members, read_json
 from launch.contract import spec_ids
 from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_PARTS, UNKNOWN, GraphImplementation
+from launch.contract.records.events import SETTLE_STEPS
 
 Device = Literal["cpu", "cuda"]
 EngineName = Literal["torch_native", "megatron", "command"]
@@ -407,6 +408,11 @@ class RunSpec:
     def first_compared(self) -> int:
         """The first step after the capture, also of eager runs."""
         return self.cuda_graph.capture_step + 1
+
+    @property
+    def first_measured(self) -> int:
+        """The first measured step, also of eager runs, if graphs are captured after the warm-up."""
+        return self.cuda_graph.warmup_steps + 1 + SETTLE_STEPS
 
     @property
     def checked_steps(self) -> tuple[int, ...]:

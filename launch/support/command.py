@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from launch.contract.records.events import SETTLE_STEPS
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import unused_settings
 from launch.support.rule import Rule
@@ -52,7 +51,7 @@ RULES: tuple[Rule, ...] = (
     CommandRule(
         "command.steps", ("training.steps", "cuda_graph.warmup_steps"),
         "a run needs a measured step after its warm-up, its capture and two steps to settle",
-        lambda spec: spec.training.steps <= spec.cuda_graph.warmup_steps + 1 + SETTLE_STEPS,
+        lambda spec: spec.training.steps <= spec.first_measured,
         fix="Raise training.steps; a verdict of EQUIVALENT needs 100 steps after the capture.",
     ),
     CommandRule(

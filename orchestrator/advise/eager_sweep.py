@@ -12,7 +12,6 @@ from launch.common.atomic_files import write_json, write_text
 from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_SETS
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
-from launch.contract.records.events import SETTLE_STEPS
 from launch.contract.spec import CudaGraph, RunSpec
 from launch.frameworks.megatron_spec import megatron_spec
 from launch.support import known_faults, unsupported
@@ -24,7 +23,6 @@ from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.fields import OtherTrackers, Tracking
 from orchestrator.recipe.recipe import Recipe
 from orchestrator.rules import graph_capture, graph_scope, violations
-from orchestrator.rules.training import CAPTURE_STEPS
 from orchestrator.sweeps.store import report_disk_errors
 
 MEASURED_STEPS = 20
@@ -45,7 +43,7 @@ def inspected_eager_cells(cells: Sequence[ResolvedCell]) -> tuple[ResolvedCell, 
 
 
 def _shorten(spec: RunSpec) -> RunSpec:
-    steps = min(spec.training.steps, spec.cuda_graph.warmup_steps + CAPTURE_STEPS + SETTLE_STEPS + MEASURED_STEPS)
+    steps = min(spec.training.steps, spec.first_measured + MEASURED_STEPS)
     return replace(spec, training=spec.training.shortened(steps), inspect=True, profile="none")
 
 

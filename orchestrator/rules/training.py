@@ -9,7 +9,6 @@ from launch.contract.spec import Model, RunSpec
 from launch.megatron_config.determinism import ALLOW
 from launch.support.rule import ARITHMETIC, CONFIG, MCORE, MegatronRule, Rule
 
-CAPTURE_STEPS, LEAST_MEASURED_STEPS = 1, 1
 LARGEST_LEAN_BETA = 0.996
 """Numbers of 8 significant bits are at most 2**-8 apart, relative to the larger one. A smaller step from it rounds back."""
 
@@ -116,9 +115,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "training.window", ("training.steps", "cuda_graph.warmup_steps"),
-        f"a run needs a measured step after its warm-up, {CAPTURE_STEPS} step of capture and {SETTLE_STEPS} to settle",
-        lambda spec: spec.training.steps
-        < spec.cuda_graph.warmup_steps + CAPTURE_STEPS + SETTLE_STEPS + LEAST_MEASURED_STEPS,
+        f"a run needs a measured step after its warm-up, 1 step of capture and {SETTLE_STEPS} to settle",
+        lambda spec: spec.training.steps <= spec.first_measured,
         fix="Raise training.steps (EQUIVALENT needs 100 steps after the capture), or lower cuda_graph.warmup_steps.",
         source="docs/rules.md, Measured steps",
     ),
