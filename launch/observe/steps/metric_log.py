@@ -1,4 +1,4 @@
-"""The program's reports of each step's loss and gradient norm, by source. The best available source is used."""
+"""The program's reports of each step's loss and gradient norm, by source. The best one that shows every step is used."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Sum:
 
 
 class MetricLog:
-    """Values of the best source by metric and step, counted from 0."""
+    """Values by metric, source and step, counted from 0. Once :meth:`settle` has chosen, only those of one source."""
 
     def __init__(self) -> None:
-        self._values: dict[Metric, dict[int, Later]] = {"loss": {}, "grad_norm": {}}
-        self._sources: dict[Metric, Source] = {}
+        self._values: dict[Metric, dict[Source, dict[int, Later]]] = {"loss": {}, "grad_norm": {}}
+        self._settled: dict[Metric, Source] = {}
         self._first_number: dict[Source, int] = {}
         self._last_number: dict[Source, int] = {}
         self._early: dict[tuple[Source, bool], bool] = {}
@@ -67,13 +67,24 @@ class MetricLog:
         """Printed numbers that differ from an earlier one of the same step. One of them counts."""
 
     def wants(self, metric: Metric, source: Source) -> bool:
-        """Return whether no better source of ``metric`` is known."""
-        known = self._sources.get(metric)
-        return known is None or known == source or SOURCES.index(source) < SOURCES.index(known)
+        """Return whether ``source`` may be, or is, the one whose values of ``metric`` count."""
+        return self._settled.get(metric, source) == source
+
+    def settle(self, steps: int) -> None:
+        """Choose the source of each metric for the whole run: the best one that shows each of the first ``steps`` steps.
+
+        A program may print every step and give only some of them to its logger. If no source shows them all, the best one that
+        shows any counts.
+        """
+        for metric, values in self._values.items():
+            every = (one for one in SOURCES if all(step in values.get(one, {}) for step in range(steps)))
+            if (chosen := next(every, self.source(metric))) is not None and metric not in self._settled:
+                self._settled[metric] = chosen
+                self._values[metric] = {chosen: values[chosen]}
 
     def add_to(self, metric: Metric, source: Source, step: int, value: Later) -> None:
         """Add ``value`` to what ``source`` gave for this step, if anything."""
-        known = self._values[metric].get(step) if self._sources.get(metric) == source else None
+        known = self._values[metric].get(source, {}).get(step)
         if isinstance(known, Sum):
             known.parts.append(value)
         else:
@@ -87,16 +98,13 @@ class MetricLog:
         """
         if not self.wants(metric, source):
             return
-        values = self._values[metric]
-        if self._sources.get(metric) != source:
-            self._sources[metric] = source
-            values.clear()
-            self._contradictions = {at: text for at, text in self._contradictions.items() if at[0] != metric}
+        values = self._values[metric].setdefault(source, {})
         known, loose = values.get(step) if source == "printed" else None, (metric, step) in self._unnumbered
         if known is None or (loose and numbered):
             values[step] = value
-            self._contradictions.pop((metric, step), None)
-            (self._unnumbered.discard if numbered else self._unnumbered.add)((metric, step))
+            if source == "printed":
+                self._contradictions.pop((metric, step), None)
+                (self._unnumbered.discard if numbered else self._unnumbered.add)((metric, step))
         elif loose != numbered and repr(known.read()) != repr(value.read()):
             text = f"a {metric} of {known.read():g} and one of {value.read():g} in step {step}"
             self._contradictions.setdefault((metric, step), text)
@@ -123,36 +131,44 @@ class MetricLog:
                 self.add(metric, source, step, Known(said[metric]), numbered=numbered, early=early and not numbered)
 
     def source(self, metric: Metric) -> Source | None:
-        """Return the best source with a value, or None."""
-        return self._sources.get(metric)
+        """Return the source that was chosen, or the best one so far, or None."""
+        known = self._values[metric]
+        return self._settled.get(metric) or next((source for source in SOURCES if source in known), None)
 
     @property
     def contradictions(self) -> dict[int, str]:
-        """A contradiction of each step with one."""
-        return {step: text for (_, step), text in self._contradictions.items()}
+        """A contradiction of each step with one, if printed values count."""
+        return {step: text for (metric, step), text in self._contradictions.items() if self.source(metric) == "printed"}
 
     @property
     def first_number(self) -> int | None:
         """The program's own number of the first step, by its losses, or None if they have no numbers."""
-        source = self._sources.get("loss")
+        source = self.source("loss")
         return self._first_number.get(source) if source else None
 
     def at(self, metric: Metric, step: int) -> Later | None:
-        return self._values[metric].get(step)
+        return self._counted(metric).get(step)
+
+    def _counted(self, metric: Metric) -> dict[int, Later]:
+        source = self.source(metric)
+        return self._values[metric][source] if source else {}
 
     def awaits_number(self, step: int) -> bool:
         """Return whether a number of this step comes from a line without a step number, while other lines have one."""
-        return "printed" in self._first_number and any(at[1] == step for at in self._unnumbered)
+        return "printed" in self._first_number and any(
+            at == step and self.source(metric) == "printed" for metric, at in self._unnumbered
+        )
 
     @property
     def furthest(self) -> int:
         """The last step with a loss that is not written, or -1."""
-        return max(self._values["loss"], default=-1)
+        return max(self._counted("loss"), default=-1)
 
     def forget(self, step: int) -> None:
         """Drop the values of a step that is written."""
-        for values in self._values.values():
-            values.pop(step, None)
+        for of_metric in self._values.values():
+            for values in of_metric.values():
+                values.pop(step, None)
         self._unnumbered -= {("loss", step), ("grad_norm", step)}
 
 

@@ -13,11 +13,11 @@ from launch.contract.records.step_metrics import METRICS, StepMetrics
 from launch.contract.spec import RunSpec
 from launch.frameworks.command_line import observed_steps
 from launch.observe.rank import Rank, create
-from launch.observe.steps.metric_log import MetricLog
+from launch.observe.steps.metric_log import Metric, MetricLog
 from launch.observe.steps.readings import Moment
 
 WAIT_STEPS = 2
-"""The number of steps that a line waits for a better source of its metrics."""
+"""The number of steps that a line waits for its metrics. The first line also waits to see which sources show every step."""
 OTHER_RANK_AFTER = 8
 """After this many steps without metrics of rank 0, the last rank writes its own. Megatron logs on the last rank."""
 MOST_WAITING = 10_000
@@ -124,6 +124,8 @@ class StepLines:
     def _write(self, *, wait: bool) -> bool:
         """Write the next step. Return False if it must wait."""
         step, (moment, phase) = self.written, self._waiting[0]
+        # The program may not have shown the last step yet.
+        self.log.settle(max(self.ended - 1, 1))
         loss, norm = self.log.at("loss", step), self.log.at("grad_norm", step)
         if loss is None or norm is None or not (wait or (moment.ready() and loss.ready() and norm.ready())):
             return False
@@ -201,8 +203,9 @@ class StepLines:
                     f"the program shows no {metric} of its {ended} steps: describe its lines in command.pattern, print it in JSON "
                     "lines, or call launch.observe.step(loss=..., grad_norm=...) at the end of each step"
                 )
-        missing = "loss" if self.log.at("loss", self.written) is None else "grad_norm"
+        missing: Metric = "loss" if self.log.at("loss", self.written) is None else "grad_norm"
+        who = "the program's logger" if self.log.source(missing) == "its logger" else "the program"
         return (
-            f"the program shows no {missing} of step {self.written} of its {ended} steps, counted from 0: log every step, or call "
+            f"{who} shows no {missing} of step {self.written} of its {ended} steps, counted from 0: log every step, or call "
             "launch.observe.step(loss=..., grad_norm=...) at the end of each step"
         )

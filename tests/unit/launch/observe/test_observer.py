@@ -137,9 +137,26 @@ def test_the_programs_own_number_of_its_first_step_is_recorded(tmp_path: Path, p
     assert choices["choices"]["first_number"] == "110"
 
 
-def test_what_goes_to_wandb_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+LOGS = "    Run().log({'train/loss': loss, 'lr': 0.1}, commit=True)"
+SOME = LOGS.replace("    Run", "    if number % 4 == FIRST: Run")
+
+
+@pytest.mark.parametrize(
+    ("shows", "loss", "message"),
+    [
+        (LOGS, "its logger", ""),
+        (f"{LOGS}\n{SHOW}", "its logger", ""),
+        (f"{SHOW}\n{SOME.replace('FIRST', '0')}", "printed", ""),
+        (f"{SHOW}\n{SOME.replace('FIRST', '3')}", "printed", ""),
+        (SOME.replace("FIRST", "0"), "its logger", "the program's logger shows no loss of step 1 of its 12 steps"),
+    ],
+    ids=("each step", "each step, and prints", "some steps, and prints", "a late one, and prints", "some steps"),
+)
+def test_what_goes_to_wandb_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shows: str, loss: str, message: str
+) -> None:
     """The class replaces W&B's Run, which takes seconds to start. The loss still has its gradient, which must not cause
-    a warning."""
+    a warning. Of a program that prints every step and logs some, the printed losses count."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
         monkeypatch.delitem(sys.modules, name)
     (tmp_path / "wandb" / "sdk").mkdir(parents=True)
@@ -147,14 +164,15 @@ def test_what_goes_to_wandb_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, text in {"__init__.py": "", "sdk/__init__.py": "", "sdk/wandb_run.py": run}.items():
         (tmp_path / "wandb" / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    program = PROGRAM.replace(SHOW, "    Run().log({'train/loss': loss, 'lr': 0.1}, commit=True)")
+    program = PROGRAM.replace(SHOW, shows)
     seen = observe(
         tmp_path,
         f"import warnings\nfrom wandb.sdk.wandb_run import Run\nwarnings.simplefilter('error')\n{program}",
         spec_of(),
     )
-    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
-    assert seen.events("choices")[0]["choices"]["loss"] == "its logger"
+    assert seen.diagnosis.outcome == ("CONFIG" if message else "COMPLETED"), seen.diagnosis
+    assert message in seen.diagnosis.message
+    assert seen.events("choices")[0]["choices"]["loss"] == loss
 
 
 SHARDED = """

@@ -148,6 +148,21 @@ def test_the_best_source_that_speaks_is_used() -> None:
     assert log.source("loss") == "its logger" and value.read() == 2.3456789
 
 
+@pytest.mark.parametrize(("every", "first"), [(1, 0), (2, 0), (10, 0), (10, 9), (100, 20)])
+def test_a_source_that_shows_some_steps_replaces_none_that_shows_each(every: int, first: int) -> None:
+    log = MetricLog()
+    for step in range(30):
+        log.say("printed", {"step": step, "loss": float(step)}, ended=step + 1)
+        if step % every == first:
+            log.say("its logger", {"step": step, "loss": step + 0.5}, ended=step + 1)
+        if step == 1:
+            log.settle(2)
+    log.settle(30)
+    kept, logged = [found.read() for step in range(30) if (found := log.at("loss", step))], every == 1
+    assert (log.source("loss"), kept) == ("its logger" if logged else "printed", [n + logged / 2 for n in range(30)])
+    assert log.wants("loss", "its logger") == logged
+
+
 @pytest.mark.parametrize("hidden", ["", "print('hidden')"])
 def test_loading_imports_no_torch_and_runs_the_sitecustomize_that_it_hides(tmp_path: Path, hidden: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(hidden)
