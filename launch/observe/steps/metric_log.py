@@ -59,6 +59,8 @@ class MetricLog:
         self._settled: dict[Metric, Source] = {}
         self._first_number: dict[Source, int] = {}
         self._last_number: dict[Source, int] = {}
+        self._began: dict[Source, int] = {}
+        """The number of steps that had ended at the first number of each source."""
         self._early: dict[tuple[Source, bool], bool] = {}
         """Whether a source's lines, with or without a step number, are printed before the optimizer steps."""
         self._unnumbered: set[tuple[Metric, int]] = set()
@@ -115,6 +117,7 @@ class MetricLog:
         """Take what the program reported after ``ended`` steps.
 
         The program's own step numbers count, whatever the first number is. They may start again, for example in each epoch.
+        A program may keep its losses and show those of many steps at once. Then the last number is that of the last step.
         A printed line with a number counts more than one without.
         """
         numbered = "step" in said
@@ -123,12 +126,31 @@ class MetricLog:
         if numbered:
             number = int(said["step"])
             if source not in self._first_number or number < self._last_number[source]:
+                self._began[source] = ended if source not in self._began else -1
                 self._first_number[source] = number - now
+            elif ended == self._began[source] and number == self._last_number[source] + 1:
+                self._move_back(source, now - (number - self._first_number[source]))
             self._last_number[source] = number
             step = number - self._first_number[source]
         for metric in self._values:
             if metric in said:
                 self.add(metric, source, step, Known(said[metric]), numbered=numbered, early=early and not numbered)
+
+    def _move_back(self, source: Source, distance: int) -> None:
+        """Give the numbered values of ``source`` to earlier steps, if ``distance`` is negative and there are such steps."""
+        numbered = {
+            (metric, step): values[source][step]
+            for metric, values in self._values.items()
+            for step in values.get(source, {})
+            if source != "printed" or (metric, step) not in self._unnumbered
+        }
+        if distance < 0 <= min((step for _, step in numbered), default=-1) + distance:
+            self._first_number[source] -= distance
+            for metric, step in numbered:
+                del self._values[metric][source][step]
+            for (metric, step), value in numbered.items():
+                self._values[metric][source][step + distance] = value
+                self._unnumbered.discard((metric, step + distance))
 
     def source(self, metric: Metric) -> Source | None:
         """Return the source that was chosen, or the best one so far, or None."""

@@ -38,6 +38,14 @@ SHOW = '    print({"step": number, "loss": loss.item()})'
 EARLY = PROGRAM.replace(SHOW, "").replace("    model.zero", "    print('loss', loss.item())\n    model.zero")
 TRIES = PROGRAM.replace("for number", "print('loss: 9.0')\nprint('loss: 8.0')\nfor number") + "print('loss: 7.0')\n"
 """The program shows a loss before its first step and after its last one. These losses belong to no step."""
+KEEPS = PROGRAM.replace("data = ", "kept = []\ndata = ").replace(
+    SHOW,
+    """    kept.append((number, loss.detach()))
+    if (number + 1) % EVERY == 0:
+        for step, value in kept: print(f"step {step} loss {value.item()}")
+        kept.clear()""",
+)
+"""The program shows the losses of many steps at once, so that the host waits seldom."""
 NESTED = TWO.replace(
     "data = ",
     """
@@ -71,6 +79,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Observed:
         (CLOSURE, "printed", "computed by the observer"),
         (EARLY, "printed", "computed by the observer"),
         (TRIES, "printed", "computed by the observer"),
+        (KEEPS.replace("EVERY", "STEPS"), "printed", "computed by the observer"),
+        (KEEPS.replace("EVERY", "4"), "printed", "computed by the observer"),
     ],
     ids=(
         "plain",
@@ -81,6 +91,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Observed:
         "a closure",
         "prints before the optimizer",
         "tries first",
+        "prints at the end",
+        "prints every four steps",
     ),
 )
 def test_steps_losses_and_norms_are_seen_whatever_shows_them(

@@ -209,6 +209,29 @@ def test_the_last_loss_before_an_optimizers_step_counts() -> None:
     assert log.contradictions == {1: "a loss of 2.5 and one of 2 in step 1"}
 
 
+@pytest.mark.parametrize("first", [0, 1, 500])
+@pytest.mark.parametrize("every", [1, 2, 10, 30])
+def test_losses_of_many_steps_may_be_shown_at_once(first: int, every: int) -> None:
+    log = MetricLog()
+    for ended in range(every, 31, every):
+        for step in range(ended - every, ended):
+            log.say("printed", {"step": first + step, "loss": float(step)}, ended)
+    assert [found.read() for step in range(30) if (found := log.at("loss", step))] == list(range(30))
+    assert log.first_number == first
+
+
+@pytest.mark.parametrize(
+    ("ended", "steps"), [(0, [0, 1, 2, 3]), (1, [0, 1, 2, 3]), (2, [0, 1, 2, 3]), (9, [5, 6, 7, 8])]
+)
+def test_numbers_go_back_to_the_first_step_at_most(ended: int, steps: list[int]) -> None:
+    """Numbers of micro-batches run ahead of the optimizer's steps, which ends the run."""
+    log = MetricLog()
+    for number in range(4):
+        log.say("printed", {"step": number, "loss": float(number)}, ended)
+    assert [step for step in range(20) if log.at("loss", step)] == steps
+    assert log.furthest == steps[-1]
+
+
 def test_numbers_of_steps_may_begin_anew() -> None:
     log = MetricLog()
     for step in range(30):
