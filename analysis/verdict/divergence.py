@@ -12,16 +12,18 @@ luck (:func:`is_certain_to_the_bit`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from analysis.records.steps import Booleans
-from analysis.verdict.curve_difference import Estimate, Sample
+from analysis.records.steps import Booleans, Steps
+from analysis.verdict.curve_difference import METRICS, Estimate, Sample
 from launch.contract.plan import Margins
 
 SURE, SURE_ALONE = 3.0, 10.0
 """A step farther above the margin than this many noise floors is not noise: in all of several graphed runs, and in one run."""
+FEW_ROUNDINGS = 2.0**-20
+"""The relative difference that a few operations in float32 explain: eight times the largest error of one."""
 LASTING, SHARE = 20, 10
 """The steps at which a run must exceed the margin; if the noise floor exceeds the margin, also at least one step in
 ``SHARE``."""
@@ -43,6 +45,20 @@ def exceeds_margin_surely(sample: Sample, margin: float, floor: float, mean: Est
     if not steps.any() and mean is not None and abs(mean.value) - mean.half_width > margin:
         return np.asarray(sample.largest > margin)
     return steps
+
+
+def begins_as_rounding(eager: Steps, graphed: Iterable[Steps], first: int) -> bool:
+    """Return whether each of ``graphed``, where it first differs from ``eager``, does so by rounding alone.
+
+    ``first`` is the index of the first compared step. A run without a difference counts, too.
+    """
+    sizes = np.array([np.abs(eager.of(metric)) for metric in METRICS])[:, first:]
+    for run in graphed:
+        off = np.array([np.abs(run.of(metric) - eager.of(metric)) for metric in METRICS])[:, first:]
+        start = int(np.argmax((off > 0).any(axis=0)))
+        if (off[:, start] > FEW_ROUNDINGS * sizes[:, start]).any():
+            return False
+    return True
 
 
 def is_certain_to_the_bit(samples: Sequence[Sample], starts: Sequence[int], *, repeatable: bool) -> bool:
