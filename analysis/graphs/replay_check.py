@@ -97,7 +97,7 @@ def _doubt(stats: GraphStats, spec: RunSpec, steps: int, *, compiled_only: bool)
     if stats.graphs == 0:
         return "nothing was captured"
     if stats.recompilations:
-        return f"{stats.recompilations} recompilations after the capture"
+        return f"{count('recompilation', stats.recompilations)} after the capture"
     if compiled_only:
         return ""
     if not stats.proven:
