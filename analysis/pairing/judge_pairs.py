@@ -26,7 +26,7 @@ from analysis.records.steps import Integers, Steps
 from analysis.verdict.completeness import Curves
 from analysis.verdict.curve_difference import METRIC_NAMES
 from analysis.verdict.curve_evidence import CurveEvidence, bitwise_prefix, measure_differences
-from analysis.verdict.divergence import begins_as_rounding
+from analysis.verdict.divergence import may_be_amplified_rounding
 from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.rounding import judge_rounded
 from analysis.verdict.verdict import Verdict, worst
@@ -248,7 +248,7 @@ def _await_perturbed(verdict: Verdict, missing: MissingRun) -> Verdict:
 
 def _unless_rounding(verdict: Verdict, eager: Curves, graphed: Curves, first: int) -> Verdict:
     """Return INCONCLUSIVE if rounding may have grown, because a program has no perturbed run that would show how far it can."""
-    if not begins_as_rounding(next(iter(eager.values())), graphed.values(), first):
+    if not may_be_amplified_rounding(next(iter(eager.values())), graphed.values(), first):
         return verdict
     reason = f"{verdict.reason}. The first difference is no larger than rounding, and training may have amplified it"
     return Verdict("INCONCLUSIVE", reason, _SAME_ROUNDING, verdict.evidence)

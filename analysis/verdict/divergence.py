@@ -24,6 +24,8 @@ SURE, SURE_ALONE = 3.0, 10.0
 """A step farther above the margin than this many noise floors is not noise: in all of several graphed runs, and in one run."""
 FEW_ROUNDINGS = 2.0**-20
 """The relative difference that a few operations in float32 explain: eight times the largest error of one."""
+AMPLIFIED = 100.0
+"""One step of training makes rounding larger by less than this factor. A wrong input or update makes it far larger at once."""
 LASTING, SHARE = 20, 10
 """The steps at which a run must exceed the margin; if the noise floor exceeds the margin, also at least one step in
 ``SHARE``."""
@@ -47,16 +49,18 @@ def exceeds_margin_surely(sample: Sample, margin: float, floor: float, mean: Est
     return steps
 
 
-def begins_as_rounding(eager: Steps, graphed: Iterable[Steps], first: int) -> bool:
-    """Return whether each of ``graphed``, where it first differs from ``eager``, does so by rounding alone.
+def may_be_amplified_rounding(eager: Steps, graphed: Iterable[Steps], first: int) -> bool:
+    """Return whether each of ``graphed`` first differs from ``eager`` by rounding, and no step makes that far larger at once.
 
-    ``first`` is the index of the first compared step. A run without a difference counts, too.
+    ``first`` is the index of the first compared step. Differences are relative to the largest number of the window.
     """
-    sizes = np.array([np.abs(eager.of(metric)) for metric in METRICS])[:, first:]
     for run in graphed:
-        off = np.array([np.abs(run.of(metric) - eager.of(metric)) for metric in METRICS])[:, first:]
-        start = int(np.argmax((off > 0).any(axis=0)))
-        if (off[:, start] > FEW_ROUNDINGS * sizes[:, start]).any():
+        off = np.zeros(len(eager.loss) - first)
+        for metric in METRICS:
+            size = np.abs(eager.of(metric)[first:]).max()
+            off = np.maximum(off, np.abs(run.of(metric) - eager.of(metric))[first:] / (size or 1.0))
+        before = np.maximum.accumulate(np.concatenate(([0.0], off[:-1])))
+        if (off > np.maximum(FEW_ROUNDINGS, AMPLIFIED * before)).any():
             return False
     return True
 

@@ -106,16 +106,18 @@ def grows(run: AttemptRecord) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "begins", "expected"),
+    ("engine", "begins", "growth", "expected"),
     [
-        ("command", 1e-7, "INCONCLUSIVE"),
-        ("command", 1e-5, "DIVERGED"),
-        ("command", 0.1, "DIVERGED"),
-        ("torch_native", 1e-7, "DIVERGED"),
+        ("command", 1e-7, 1.5, "INCONCLUSIVE"),
+        ("command", 1e-7, 30.0, "INCONCLUSIVE"),
+        ("command", 1e-7, 1e4, "DIVERGED"),
+        ("command", 1e-4, 1.5, "DIVERGED"),
+        ("command", 0.1, 1.5, "DIVERGED"),
+        ("torch_native", 1e-7, 1.5, "DIVERGED"),
     ],
 )
 def test_rounding_that_grows_makes_no_program_diverge(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: EngineName, begins: float, expected: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: EngineName, begins: float, growth: float, expected: str
 ) -> None:
     """A program has no perturbed run, and a high learning rate or bf16 makes rounding grow far beyond the margin."""
     of_engine = records.workload_spec
@@ -123,7 +125,7 @@ def test_rounding_that_grows_makes_no_program_diverge(
 
     def edit(run: AttemptRecord) -> None:
         for number, step in enumerate(run.metrics[FIRST_COMPARED:]):
-            step["loss"] += run.spec.graphed * min(begins * 1.5**number, 1.0)
+            step["loss"] += run.spec.graphed * min(begins * growth ** min(number, 60), 1.0)
 
     verdict = compare_cells(load(write_sweep(tmp_path, edit=edit)))[1].verdict
     assert verdict and verdict.verdict == expected, verdict
