@@ -105,29 +105,32 @@ def _wrap_command(sweep: SweepPaths, plan: Plan, repeats: int) -> str:
     words += ["--cluster", plan.cluster] if plan.cluster else []
     elsewhere = Path(spec.command.workdir) != Path.cwd()
     there = f"cd {shlex.quote(spec.command.workdir)} && " if elsewhere else ""
-    return there + format_command(f"wrap {shlex.join(words)}", sweep)
+    return there + format_command(f"wrap {shlex.join(words)}", sweep, elsewhere=elsewhere)
 
 
-def format_command(verb: str, sweep: SweepPaths) -> str:
-    """Return a complete command line, with --store if the sweep is not in the default store."""
-    words = [*_program(), verb]
-    store = sweep.root.parent
+def format_command(verb: str, sweep: SweepPaths, *, elsewhere: bool = False) -> str:
+    """Return a complete command line, with --store if the sweep is not in the default store.
+
+    A command that runs ``elsewhere``, in another folder, has absolute paths.
+    """
+    words = [*_program(elsewhere), verb]
+    store = sweep.root.parent.absolute() if elsewhere else sweep.root.parent
     if store != default_store():
         words += ["--store", shlex.quote(str(store))]
     return " ".join(words)
 
 
-def _program() -> list[str]:
+def _program(elsewhere: bool) -> list[str]:
     """Return the words that start this program. Name the installed command if a shell finds the same one."""
     found = shutil.which(PROGRAM)
-    return [PROGRAM] if found and Path(found).samefile(sys.argv[0]) else [_python(), "-m", "orchestrator"]
+    return [PROGRAM] if found and Path(found).samefile(sys.argv[0]) else [_python(elsewhere), "-m", "orchestrator"]
 
 
-def _python() -> str:
-    """Return the shortest word that starts this interpreter from the current folder."""
+def _python(elsewhere: bool) -> str:
+    """Return the shortest word that starts this interpreter from the current folder, or from another one (``elsewhere``)."""
     for name in ("python", "python3"):
         found = shutil.which(name)
         if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
             return name
     relative = os.path.relpath(sys.executable)
-    return sys.executable if relative.startswith("..") else relative
+    return sys.executable if elsewhere or relative.startswith("..") else relative

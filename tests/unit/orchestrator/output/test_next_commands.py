@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from launch.contract.outcomes import Outcome, OutcomeName
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Margins, Plan
 from orchestrator.cli.verbs import wrap
-from orchestrator.output.next_commands import repeat_command, suggest_after
+from orchestrator.output.next_commands import format_command, repeat_command, suggest_after
 from orchestrator.plan.planner import make_plan
 from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load
@@ -47,6 +48,19 @@ def test_more_repeats_of_a_recipe_that_has_the_name_of_a_shipped_one(
     assert " sweep tiny_moe.yaml name=x repeats=4 " in repeat_command(paths, plan, 4)
     edited = replace(plan, recipe=plan.recipe.replace("tiny_moe", "tiny_dense"))
     assert " sweep FOLDER/tiny_moe.yaml name=x repeats=4 " in repeat_command(paths, edited, 4)
+
+
+def test_a_command_for_another_folder_names_store_and_python_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ORCHESTRATOR_STORE", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
+    sweep = SweepPaths(Path("sweeps") / "mine")
+    assert format_command("wrap", sweep) == "venv/python -m orchestrator wrap"
+    there = format_command("wrap", sweep, elsewhere=True)
+    assert there == f"{tmp_path}/venv/python -m orchestrator wrap --store {tmp_path}/sweeps"
 
 
 @pytest.mark.parametrize("margins", [Margins(), Margins(loss=0.5, grad_norm=0.1, allow_differences=("lr", "packages"))])
