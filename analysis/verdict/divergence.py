@@ -17,8 +17,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from analysis.records.steps import Booleans, Steps
-from analysis.verdict.curve_difference import METRICS, Estimate, Sample
+from analysis.verdict.curve_difference import Estimate, Sample
 from launch.contract.plan import Margins
+from launch.contract.records.step_metrics import METRICS
 
 SURE, SURE_ALONE = 3.0, 10.0
 """A step farther above the margin than this many noise floors is not noise: in all of several graphed runs, and in one run."""

@@ -9,11 +9,11 @@ from dataclasses import replace
 from launch.common.atomic_files import JsonLines
 from launch.contract.errors import ProgramError
 from launch.contract.records.events import Phase
-from launch.contract.records.step_metrics import METRICS, StepMetrics
+from launch.contract.records.step_metrics import METRICS, Metric, StepMetrics
 from launch.contract.spec import RunSpec
 from launch.frameworks.command_line import observed_steps
 from launch.observe.rank import Rank, create
-from launch.observe.steps.metric_log import Metric, MetricLog
+from launch.observe.steps.metric_log import MetricLog
 from launch.observe.steps.readings import Moment
 
 WAIT_STEPS = 2
