@@ -238,8 +238,11 @@ def classify(pairs: Sequence[PairSpeed], family: Correction = ALONE_ONCE) -> tup
         return own, why or reason
     if verdict == own:
         return own, ""
-    low, high = interval_of(ratios_of(pairs), family.alone) or (math.nan, math.nan)
+    ratios, steps = ratios_of(pairs), min(pair.steps for pair in pairs)
+    low, high = interval_of(ratios, family.alone) or (math.nan, math.nan)
     said = f"{own} on its own ({low:.3f} to {high:.3f}), but not certain enough among {family.cells} timed cells"
+    if speed_verdict(interval_of(ratios, family), steps)[0] == own:
+        said = f"{said}, because {why}"
     return "INCONCLUSIVE", said
 
 
