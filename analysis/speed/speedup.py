@@ -242,7 +242,7 @@ def classify(pairs: Sequence[PairSpeed], family: Correction = ALONE_ONCE) -> tup
     low, high = interval_of(ratios, family.alone) or (math.nan, math.nan)
     said = f"{own} on its own ({low:.3f} to {high:.3f}), but not certain enough among {family.cells} timed cells"
     if speed_verdict(interval_of(ratios, family), steps)[0] == own:
-        said = f"{said}, because {why}"
+        said = f"{said}: {why}"
     return "INCONCLUSIVE", said
 
 
