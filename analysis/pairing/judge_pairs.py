@@ -247,7 +247,7 @@ def _await_perturbed(verdict: Verdict, missing: MissingRun) -> Verdict:
 
 
 def _unless_rounding(verdict: Verdict, eager: Curves, graphed: Curves, first: int) -> Verdict:
-    """Return INCONCLUSIVE if rounding may have grown, because a program has no perturbed run that would show how far it can."""
+    """Return INCONCLUSIVE if rounding may have grown, because logs have no perturbed run that would show how far it can."""
     if not may_be_amplified_rounding(next(iter(eager.values())), graphed.values(), first):
         return verdict
     reason = f"{verdict.reason}. The first difference is no larger than rounding, and training may have amplified it"

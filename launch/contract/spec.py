@@ -392,8 +392,9 @@ class RunSpec:
     """The profiler that records the whole run for a person. A profiled run is slower. If set, every digest includes this
     field."""
     perturbed: bool = False
-    """Whether step ``first_compared`` is perturbed by one unit in the last place (launch/train/perturbation.py). Such an eager
-    run shows how far a harmless difference between kernels grows. No digest contains this field."""
+    """Whether step ``first_compared`` is perturbed by one unit in the last place (launch/train/perturbation.py), or a program from
+    this step on (launch/observe/perturbation.py). Such an eager run shows how far a harmless difference between kernels grows. No
+    digest contains this field."""
     inspect: bool = False
     """Whether steps after the timed ones are inspected (launch/train/inspection/capture_blockers.py). No digest contains this
     field, because it does not change what a run computes."""

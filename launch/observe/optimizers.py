@@ -35,9 +35,13 @@ class Optimizers:
         gradients = [own_part(gradient) for gradient in found if gradient is not None]
         return torch.nn.utils.get_total_norm(gradients) if gradients else None
 
+    def own_parameters(self) -> list[torch.Tensor]:
+        """Return this rank's own parts of the parameters, which share their memory."""
+        return [own_part(one.detach()) for one in _parameters(self.seen.values())]
+
     def write_digest(self, recorder: Recorder) -> None:
         """Write a digest of this rank's own parts of the parameters, which shows whether the optimizer changes any."""
-        parameters = [own_part(one.detach()) for one in _parameters(self.seen.values())]
+        parameters = self.own_parameters()
         if not parameters:
             recorder.note("no optimizer was seen, so it is unknown whether parameters change")
             return

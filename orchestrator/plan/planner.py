@@ -83,10 +83,7 @@ def _check(cell: ResolvedCell, target: Target) -> tuple[CellState, tuple[Reason,
 
 
 def _can_be_perturbed(spec: RunSpec) -> bool:
-    return (
-        not (spec.graphed or spec.fault.is_set or spec.engine == "command")
-        and spec.first_compared < spec.training.steps
-    )
+    return not (spec.graphed or spec.fault.is_set) and spec.first_compared < spec.training.steps
 
 
 def _perturbed_id(cell: Cell) -> str:

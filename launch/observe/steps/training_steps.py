@@ -15,6 +15,7 @@ from launch.contract.spec import RunSpec
 from launch.observe.graph_counter import GraphCounter
 from launch.observe.inspected_steps import InspectedSteps
 from launch.observe.optimizers import Optimizers, identity
+from launch.observe.perturbation import Perturbation
 from launch.observe.rank import Rank
 from launch.observe.steps.metric_log import Later, Source, columns_in_line, split_lines
 from launch.observe.steps.own_time import OwnTime
@@ -38,6 +39,7 @@ class TrainingSteps:
         self._rank, self._spec, self._graphs = rank, spec, graphs
         self.optimizers = Optimizers()
         self.own_time = OwnTime()
+        self._perturbation = Perturbation(self.optimizers)
         self._moment: Moment | None = None
         """When the last optimizer stepped."""
         self._trace: StepsTrace | None = None
@@ -190,6 +192,8 @@ class TrainingSteps:
         if phase != "measure" or not spec.graphed:
             self._graphs.graphs += graphs
         self.lines.end_step(moment, phase)
+        if spec.perturbed:
+            self._perturb(recorder)
         if phases.steps == spec.training.steps:
             self._prove(recorder)
         elif phases.steps < spec.training.steps:
@@ -199,6 +203,14 @@ class TrainingSteps:
         elif self._inspected is not None:
             self._inspected.end_step()
         self.write()
+
+    def _perturb(self, recorder: Recorder) -> None:
+        """Begin to perturb if the perturbed step comes next. After this step, note what was moved."""
+        first = self._spec.first_compared
+        if self.phases.steps == first:
+            self._perturbation.begin()
+        elif self.phases.steps == first + 1:
+            recorder.note(f"perturbed: from step {first} on, {self._perturbation.describe()}")
 
     def _prove(self, recorder: Recorder) -> None:
         """Write the proof of replay after the last timed step, and begin profiling."""

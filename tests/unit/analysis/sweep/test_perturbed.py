@@ -119,7 +119,7 @@ def grows(run: AttemptRecord) -> None:
 def test_rounding_that_grows_makes_no_program_diverge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: EngineName, begins: float, growth: float, expected: str
 ) -> None:
-    """A program has no perturbed run, and a high learning rate or bf16 makes rounding grow far beyond the margin."""
+    """Logs have no perturbed run, and a high learning rate or bf16 makes rounding grow far beyond the margin."""
     of_engine = records.workload_spec
     monkeypatch.setattr(records, "workload_spec", lambda *given: replace(of_engine(*given), engine=engine))
 
