@@ -49,8 +49,10 @@ class Perturbation:
 
     def _move_output(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
         first = outputs[0] if type(outputs) is tuple and outputs else outputs
-        has_parts = next(module.children(), None) is not None
-        if has_parts or not isinstance(first, torch.Tensor) or not first.requires_grad or first.dtype not in DTYPES:
+        if not isinstance(first, torch.Tensor) or not first.requires_grad or first.dtype not in DTYPES:
+            return outputs
+        # A capture of the program could not draw from a generator that its graph does not know.
+        if next(module.children(), None) is not None or (first.is_cuda and torch.cuda.is_current_stream_capturing()):
             return outputs
         self._moves = True
         moved = first + self._unit(first.detach())
