@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 
@@ -43,16 +43,21 @@ class StepResult:
     kind: StepKind
 
 
+class Ranked(NamedTuple):
+    """What a choice ranks, in the values of the router that repeats it."""
+
+    values: torch.Tensor
+    """(T, topk): the values of the repeated choice."""
+    gap: torch.Tensor
+    """Shape (): the largest lead of the router's own choice over the repeated one; infinity if rounding cannot explain it."""
+
+
 class ScoredChoice(Protocol):
-    """Experts that a router was told to choose for T tokens, and its own scores of them."""
+    """Experts that a router was told to choose for T tokens."""
 
     @property
-    def scores(self) -> torch.Tensor:
-        """The router's scores of the repeated experts, (T, topk)."""
-
-    @property
-    def gap(self) -> torch.Tensor:
-        """Shape (): the largest difference between the scores of a token's own choice and of the repeated one."""
+    def ranked(self) -> tuple[Ranked, ...]:
+        """How a token ranks its experts, and how an expert with a capacity ranks its tokens."""
 
 
 ScoredChoices = Mapping[str, ScoredChoice]

@@ -79,10 +79,13 @@ class RoutingDifference:
     name: str
     tokens: Count
     gap: Amount
-    """By the scores of the uncaptured code, the largest lead of its own choice over that of the replay."""
+    """By the scores of the uncaptured code, the largest lead of its own choice over that of the replay. If experts drop tokens,
+    by their weights too: the pair counts whose gap is larger, in units of its noise. 1e300 if an expert keeps more tokens than
+    its capacity, or drops one although places are free."""
     noise: Amount
-    """The largest change of any router's score, in a second pass or by the perturbation. All routers share it, because the
-    perturbation does not reach the first router."""
+    """The largest change of any router's score or weight, in a second pass or by the perturbation. All routers of all ranks share
+    it, because the perturbation does not reach the first router. If it reaches none, passes with the first layer's input
+    perturbed count."""
 
     @property
     def in_noise(self) -> float:

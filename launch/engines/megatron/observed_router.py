@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from megatron.core.transformer.moe import router as megatron_router
+from megatron.core.transformer.moe.moe_utils import get_capacity
 
 from launch.engines.graph_protocol import replaced
 from launch.engines.torch_native.moe.router import RepeatedChoice
@@ -108,7 +109,7 @@ class ObservedRouter:
         number = len(self.kept.made)
         if self.repeated:
             routing = self.repeated[number]
-            routing.score_dropping(weights, chosen & DROP_TOKENS(weights, chosen, **settings)[1])
+            routing.score_dropping(weights, _capacity(weights, settings))
             kept = routing.kept(weights)
             weights, chosen = weights * kept, chosen & kept
         weights, kept = DROP_TOKENS(weights, chosen, **settings)
@@ -138,6 +139,13 @@ class ObservedRouter:
             return outputs
 
         return kept
+
+
+def _capacity(weights: torch.Tensor, settings: Mapping[str, Any]) -> int:
+    """Return how many tokens an expert keeps at most, for ``weights`` (T, experts)."""
+    tokens, experts = weights.shape
+    capacity: int = get_capacity(tokens * settings["router_topk"], experts, settings["capacity_factor"])
+    return capacity
 
 
 def observe_routers(chunks: Iterable[Any], config: Any) -> Mapping[str, ObservedRouter] | None:

@@ -41,7 +41,7 @@ from launch.contract.records.step_check import (
     TensorDifference,
     noise_multiple,
 )
-from launch.engines.protocol import CheckableStep, ScoredChoices
+from launch.engines.protocol import CheckableStep, ScoredChoice, ScoredChoices
 from launch.engines.random_states import random_states_kept
 from launch.train.inspection.check_memory import (
     largest_on_ranks,
@@ -58,6 +58,9 @@ LEAST_GROWTH = 4.0
 median, the layer amplifies rounding. docs/step_check.md has the measurements."""
 
 Results = Mapping[str, Fingerprint]
+ScoreNoise = tuple[float, float]
+"""The noise of the scores of experts, and of the weights by which experts with a capacity keep tokens."""
+NO_NOISE: ScoreNoise = (0.0, 0.0)
 MakeFingerprints = Callable[[Iterable[tuple[str, torch.Tensor]]], Results]
 Routing = Mapping[str, torch.Tensor]
 """The experts of each token by router call, int64 (T, topk). ``~expert`` stands for one that dropped the token."""
@@ -180,7 +183,7 @@ class _Passes:
             name: count for name in both if (count := _count_moved(replay.routing[name], self._chosen[name]))
         }
         self._scored: ScoredChoices = {}
-        self._score_noise = 0.0
+        self._score_noise = NO_NOISE
         self.differences = _compare(self._plain, replay.results)
         self.noise: Mapping[str, float] = {}
 
@@ -204,7 +207,7 @@ class _Passes:
             perturbed = _compare(self._run(repeated), self._plain) if possible else {}
         if not possible:
             return self._calibrate_by_repetition(again, repeated)
-        self._score_noise = max(self._score_noise, self._change_of_scores())
+        self._score_noise = _larger(self._score_noise, self._change_of_scores())
         self.noise = _noise(self._plain, again, perturbed)
         rows: list[TensorDifference | RoutingDifference] = [*self.rows(), *self.routing_differences()]
         if largest_on_ranks(any(row.is_fault for row in rows), self._batch.device):
@@ -218,28 +221,34 @@ class _Passes:
         numbers = _numbers(self._plain)
         losses = [name for name in numbers if name.startswith("loss of ")]
         changes |= _sharing(changes, numbers) | _sharing(changes, losses)
-        self._score_noise = max(self._score_noise, self._change_of_scores())
+        self._score_noise = _larger(self._score_noise, self._change_of_scores())
         unexplained = any(size > NOISE_MULTIPLE * changes[name] for name, size in self.differences.items())
         unexplained |= any(row.is_fault for row in self.routing_differences())
         explained = not largest_on_ranks(unexplained, self._batch.device)
         self.noise = _with_spacing(self._plain, changes)
         if not explained:
             # A hidden choice may change the scores of later routers, which is no fault of theirs.
-            self.noise, self._score_noise = dict.fromkeys(self._plain, NOT_FINITE), NOT_FINITE
+            self.noise, self._score_noise = dict.fromkeys(self._plain, NOT_FINITE), (NOT_FINITE, NOT_FINITE)
         return explained
 
     def _look_into_first_layer(self, repeated: Routing) -> None:
-        """Measure the noise with the first layer's input moved too, and no token. It replaces a smaller noise if it is far larger."""
-        found, score_noise = [], 0.0
+        """Measure the noise with the first layer's input moved too, and no token. It replaces a smaller noise if it is far larger.
+
+        It also replaces the noise of what the layer's perturbed output does not reach, as scores of its own router.
+        """
+        found, score_noise = [], NO_NOISE
         for toward in (math.inf, -math.inf):
             with self._checked.perturbed(toward, embedding=True):
                 found.append(_compare(self._run(repeated), self._plain))
-            score_noise = max(score_noise, self._change_of_scores())
+            score_noise = _larger(score_noise, self._change_of_scores())
         inner = _noise(self._plain, *found)
         growth = [inner[name] / self.noise[name] for name, result in self._plain.items() if not result.is_number]
         if largest_on_ranks(statistics.median(growth) if growth else 0.0, self._batch.device) > LEAST_GROWTH:
             self.noise = {name: max(noise, inner[name]) for name, noise in self.noise.items()}
-            self._score_noise = max(self._score_noise, score_noise)
+            self._score_noise = _larger(self._score_noise, score_noise)
+        reached = {name: noise for name, noise in self.noise.items() if noise > self._plain[name].spacing}
+        self.noise = {**inner, **reached}
+        self._score_noise = self._score_noise[0] or score_noise[0], self._score_noise[1] or score_noise[1]
 
     def rows(self) -> list[TensorDifference]:
         noise = {name: self.noise[name] for name in self.differences}
@@ -251,17 +260,20 @@ class _Passes:
 
     def routing_differences(self) -> tuple[RoutingDifference, ...]:
         return tuple(
-            RoutingDifference(name, count, float(self._scored[name].gap), self._score_noise)
+            _routing_difference(name, count, self._scored[name], self._score_noise)
             for name, count in self._moved.items()
             if name in self._scored
         )
 
-    def _change_of_scores(self) -> float:
-        """Return the largest change of a router's score in the last pass."""
+    def _change_of_scores(self) -> ScoreNoise:
+        """Return the largest changes of routers' scores and weights in the last pass, of all ranks."""
         others = self._checked.scored_choices()
-        return max(
-            (float((others[name].scores - one.scores).abs().max()) for name, one in self._scored.items()), default=0.0
-        )
+        largest = [0.0, 0.0]
+        for name, one in self._scored.items():
+            for kind, (other, own) in enumerate(zip(others[name].ranked, one.ranked, strict=True)):
+                largest[kind] = max(largest[kind], float((other.values - own.values).abs().max()))
+        scores, weights = (largest_on_ranks(change, self._batch.device) for change in largest)
+        return scores, weights
 
     def _run(self, repeated: Mapping[str, torch.Tensor] = {}) -> Results:
         with self._snapshot.restored():
@@ -308,6 +320,19 @@ def _noise(plain: Results, again: Mapping[str, float], perturbed: Mapping[str, f
     """
     changes = _changes(plain, again, perturbed)
     return _with_spacing(plain, changes | _sharing(changes, _numbers(plain)))
+
+
+def _larger(one: ScoreNoise, other: ScoreNoise) -> ScoreNoise:
+    return max(one[0], other[0]), max(one[1], other[1])
+
+
+def _routing_difference(name: str, count: int, choice: ScoredChoice, noise: ScoreNoise) -> RoutingDifference:
+    """Return the difference in scores of experts or in weights of tokens, whichever exceeds its noise more."""
+    each = (
+        RoutingDifference(name, count, min(float(ranked.gap), NOT_FINITE), size)
+        for ranked, size in zip(choice.ranked, noise, strict=False)
+    )
+    return max(each, key=lambda row: row.in_noise)
 
 
 def _with_spacing(plain: Results, changes: Mapping[str, float]) -> Mapping[str, float]:

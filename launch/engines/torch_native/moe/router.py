@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from launch.contract.spec import Model
+from launch.engines.protocol import Ranked
 from launch.engines.torch_native.parallel import collectives
 from launch.engines.torch_native.parallel.process_groups import Group
 from launch.engines.torch_native.parallel.tensor_parallel import TensorParallel
@@ -33,7 +34,7 @@ class Routing(NamedTuple):
 
 @dataclass(eq=False)
 class RepeatedChoice:
-    """Experts that another computation chose for T tokens, and the scores of the router that repeats this choice.
+    """Experts that another computation chose for T tokens, and how they rank in the router that repeats this choice.
 
     If experts have a capacity, the choice includes which of them dropped the token.
     """
@@ -42,11 +43,10 @@ class RepeatedChoice:
     """int64 (T, topk)."""
     dropped: torch.Tensor
     """bool (T, topk)."""
-    scores: torch.Tensor = field(init=False)
-    """(T, topk): the values by which the router ranks these experts; with a capacity (T, 2 * topk), because weights follow."""
-    gap: torch.Tensor = field(init=False)
-    """Shape (): the largest lead of the router's own choice over the repeated one: in scores summed over a token's experts, or
-    in the weight of a token that an expert keeps."""
+    of_experts: Ranked = field(init=False)
+    """The scores of these experts. The gap is summed over a token's experts."""
+    of_tokens: Ranked | None = field(init=False, default=None)
+    """The weights of these tokens, by which experts with a capacity keep them; None without a capacity."""
 
     @classmethod
     def of(cls, routing: torch.Tensor) -> RepeatedChoice:
@@ -54,49 +54,48 @@ class RepeatedChoice:
         dropped = routing < 0
         return cls(torch.where(dropped, ~routing, routing), dropped)
 
+    @property
+    def ranked(self) -> tuple[Ranked, ...]:
+        return (self.of_experts,) if self.of_tokens is None else (self.of_experts, self.of_tokens)
+
     def kept(self, weights: torch.Tensor) -> torch.Tensor:
         """Return which experts keep which tokens, bool in the shape of ``weights``, (T, experts)."""
         return torch.zeros_like(weights, dtype=torch.bool).scatter(1, self.experts, ~self.dropped)
 
     @torch.no_grad()
     def score(self, ranked: torch.Tensor) -> None:
-        """Set ``scores`` and ``gap`` from the values by which the router ranks experts, (T, experts)."""
-        self.scores = ranked.gather(-1, self.experts)
+        """Set ``of_experts`` from the values by which the router ranks experts, (T, experts)."""
+        scores = ranked.gather(-1, self.experts)
         best = ranked.topk(self.experts.shape[-1], dim=-1).values
-        self.gap = (best.sum(-1) - self.scores.sum(-1)).max()
+        self.of_experts = Ranked(scores, (best.sum(-1) - scores.sum(-1)).max())
 
     @torch.no_grad()
-    def score_dropping(self, weights: torch.Tensor, own: torch.Tensor) -> None:
-        """Add the weights of tokens to ``scores``, and the lead of the router's own tokens over the repeated ones to ``gap``.
+    def score_dropping(self, weights: torch.Tensor, capacity: int) -> None:
+        """Set ``of_tokens``. Rounding moves no place, so the gap is infinite if an expert keeps too many or too few tokens.
+
+        A token whose weight underflows may be dropped although places are free, because it changes nothing.
 
         Args:
-            weights: (T, experts), by which an expert ranks tokens. 0 if a token did not choose the expert.
-            own: bool (T, experts), which experts keep which tokens without the repetition.
+            weights: (T, experts), by which each expert keeps at most ``capacity`` tokens. 0 if a token did not choose it.
         """
         kept = self.kept(weights)
-        # An expert with free places drops nothing: any weight leads over a free place.
-        least = _least(weights, kept).where(kept.sum(0) >= own.sum(0), 0)
-        lost = weights.where(own & ~kept, -math.inf).amax(0) - least
-        gained = torch.where((kept & ~own).any(0), _least(weights, own) - _least(weights, kept & ~own), -math.inf)
-        self.gap = torch.maximum(self.gap, torch.maximum(lost, gained).max())
-        self.scores = torch.cat((self.scores, weights.gather(1, self.experts)), dim=1)
+        dropped = torch.zeros_like(kept).scatter(1, self.experts, self.dropped)
+        heaviest = weights.where(dropped, -math.inf).amax(0)
+        lead = heaviest - weights.where(kept, math.inf).amin(0)
+        count = kept.sum(0)
+        misplaced = (count > capacity) | ((count < capacity) & (heaviest > TINY))
+        self.of_tokens = Ranked(
+            weights.gather(1, self.experts), lead.masked_fill(misplaced, math.inf).max().clamp(min=0)
+        )
 
-    @torch.no_grad()
     def rank_kept_first(self, weights: torch.Tensor, experts: int, capacity: int) -> torch.Tensor:
-        """Return values, (T, topk), by which each expert keeps the repeated tokens, and score what it would keep by weight.
+        """Return values, (T, topk), by which each expert keeps the repeated tokens, and compare them with its own choice.
 
         Args:
             weights: (T, topk), by which each of ``experts`` keeps at most ``capacity`` tokens.
         """
-        ranked = weights.new_zeros(len(weights), experts).scatter(1, self.experts, weights)
-        first = ranked.topk(min(capacity, len(weights)), dim=0).indices
-        self.score_dropping(ranked, torch.zeros_like(ranked, dtype=torch.bool).scatter(0, first, True) & (ranked > 0))
+        self.score_dropping(weights.new_zeros(len(weights), experts).scatter(1, self.experts, weights), capacity)
         return weights.masked_fill(self.dropped, -1)
-
-
-def _least(weights: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the least weight of each expert's ``tokens``, bool (T, experts): (experts,); infinity for an expert without any."""
-    return weights.where(tokens, math.inf).amin(0)
 
 
 class Router(nn.Module):
