@@ -126,6 +126,11 @@ def _describe_fault(found: Sequence[_Found]) -> str:
 def _describe(found: _Found, row: TensorDifference | RoutingDifference) -> str:
     where = f"step {found.check.step}, rank {found.rank}" + ("" if found.repeat is None else f", repeat {found.repeat}")
     if isinstance(row, RoutingDifference):
+        if row.breaks_capacity:
+            return (
+                f"{row.name} sends or keeps {row.tokens} tokens differently than uncaptured code ({where}): an expert keeps more "
+                "tokens than its capacity, or drops one although places are free"
+            )
         return (
             f"{row.name} sends {row.tokens} tokens to different experts than uncaptured code ({where}); their scores differ by "
             f"{row.gap:.2g}, but rounding explains only {row.limit:.2g}"

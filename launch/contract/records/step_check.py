@@ -24,6 +24,9 @@ SMALL_DIFFERENCE = 5e-4
 LARGE_NOISE_MULTIPLE = 30.0
 """The same in a check with a result whose noise hides everything. There, rounding was 23 times the noise of other results."""
 
+BROKEN_CAPACITY = 1e300
+"""The gap of routers whose experts keep more or fewer tokens than their capacity allows. Rounding cannot explain it."""
+
 
 def hides_everything(noise: float) -> bool:
     """Return whether even a difference as large as a result would be no fault of a result with ``noise``."""
@@ -80,12 +83,17 @@ class RoutingDifference:
     tokens: Count
     gap: Amount
     """By the scores of the uncaptured code, the largest lead of its own choice over that of the replay. If experts drop tokens,
-    by their weights too: the pair counts whose gap is larger, in units of its noise. 1e300 if an expert keeps more tokens than
+    by their weights too: what counts is the lead that is larger in units of its noise. 1e300 if an expert keeps more tokens than
     its capacity, or drops one although places are free."""
     noise: Amount
     """The largest change of any router's score or weight, in a second pass or by the perturbation. All routers of all ranks share
     it, because the perturbation does not reach the first router. If it reaches none, passes with the first layer's input
     perturbed count."""
+
+    @property
+    def breaks_capacity(self) -> bool:
+        """Return whether an expert keeps more tokens than its capacity, or drops one although places are free."""
+        return self.gap >= BROKEN_CAPACITY
 
     @property
     def in_noise(self) -> float:
@@ -161,7 +169,7 @@ class StepCheck:
     """False if results differ and their noise is unknown (recorded as 1e300). Then the first layer cannot be perturbed, or the
     routers' choices are hidden, and repetitions of the uncaptured code do not explain the differences."""
     noise: Amount = 0.0
-    """The largest noise of any result that differs in a bit."""
+    """The largest noise of any result that differs in a bit and, if tokens move, of routers' scores and weights."""
     seconds: Amount = 0.0
     first: tuple[LayerResult, TensorDifference] | None = None
     """The first layer result that is a fault, if layers are compared (RunSpec.layer_check_steps)."""

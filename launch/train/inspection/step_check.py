@@ -33,6 +33,7 @@ import torch.distributed as dist
 
 from launch.contract.records.memory import requested_bytes
 from launch.contract.records.step_check import (
+    BROKEN_CAPACITY,
     MOST_DIFFERENCES,
     NOISE_MULTIPLE,
     LayerResult,
@@ -150,7 +151,7 @@ def _check_step(
         tuple(rows[:MOST_DIFFERENCES]),
         passes.routing_differences(),
         calibrated,
-        max((row.noise for row in rows), default=0.0),
+        max((*(row.noise for row in rows), *passes.score_noise_of_moved()), default=0.0),
         time.perf_counter() - begun,
         first,
         left_out=len(replay.held) if replay.updated else 0,
@@ -265,6 +266,10 @@ class _Passes:
             if name in self._scored
         )
 
+    def score_noise_of_moved(self) -> ScoreNoise:
+        """Return the noise of routers that moved tokens on this rank."""
+        return self._score_noise if self._moved else NO_NOISE
+
     def _change_of_scores(self) -> ScoreNoise:
         """Return the largest changes of routers' scores and weights in the last pass, of all ranks."""
         others = self._checked.scored_choices()
@@ -329,7 +334,7 @@ def _larger(one: ScoreNoise, other: ScoreNoise) -> ScoreNoise:
 def _routing_difference(name: str, count: int, choice: ScoredChoice, noise: ScoreNoise) -> RoutingDifference:
     """Return the difference in scores of experts or in weights of tokens, whichever exceeds its noise more."""
     each = (
-        RoutingDifference(name, count, min(float(ranked.gap), NOT_FINITE), size)
+        RoutingDifference(name, count, min(float(ranked.gap), BROKEN_CAPACITY), size)
         for ranked, size in zip(choice.ranked, noise, strict=False)
     )
     return max(each, key=lambda row: row.in_noise)

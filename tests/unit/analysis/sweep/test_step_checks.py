@@ -19,7 +19,13 @@ from launch.common.atomic_files import read_json, write_json
 from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Margins, read_plan
-from launch.contract.records.step_check import NOISE_MULTIPLE, RoutingDifference, StepCheck, TensorDifference
+from launch.contract.records.step_check import (
+    BROKEN_CAPACITY,
+    NOISE_MULTIPLE,
+    RoutingDifference,
+    StepCheck,
+    TensorDifference,
+)
 from tests.records import AttemptRecord, Edit, write_attempt, write_sweep
 
 STEPS = (4, 62, 119)
@@ -83,6 +89,12 @@ def test_tokens_that_move_further_than_rounding_are_a_divergence(tmp_path: Path)
     moved = RoutingDifference("router of layer 1, micro-batch 0", 3, gap=0.1, noise=0.1 / NOISE_MULTIPLE / 1.01)
     result = compared(tmp_path, lambda run: check_of(run, 4, found(4, routing=(moved,))))
     assert verdict_of(result)[0] == "DIVERGED" and "sends 3 tokens to different experts" in verdict_of(result)[1]
+
+
+def test_an_expert_that_keeps_too_many_tokens_is_a_divergence(tmp_path: Path) -> None:
+    kept = RoutingDifference("router of layer 1, micro-batch 0", 3, gap=BROKEN_CAPACITY, noise=0.01)
+    result = compared(tmp_path, lambda run: check_of(run, 4, found(4, routing=(kept,))))
+    assert verdict_of(result)[0] == "DIVERGED" and "keeps more tokens than its capacity" in verdict_of(result)[1]
 
 
 def test_clean_checks_stand_in_for_curves_that_noise_hides(tmp_path: Path) -> None:
