@@ -313,6 +313,16 @@ RULES: tuple[Rule, ...] = (
         fix="Set model.add_bias_linear=false.",
     ),
     MegatronRule(
+        "megatron.moe_pad_expert_input_to_capacity",
+        ("model.moe_expert_capacity_factor", "model.moe_router_topk", "model.num_moe_experts"),
+        "an expert's capacity exceeds the number of tokens, and then Megatron-Core pads no expert and fails with a shape error",
+        lambda spec: spec.model.is_moe
+        and spec.model.moe_pad_expert_input_to_capacity
+        and (spec.model.moe_expert_capacity_factor or 0) * spec.model.moe_router_topk > spec.model.num_moe_experts,
+        fix="Set moe_expert_capacity_factor to num_moe_experts / moe_router_topk or less, or engine=torch_native.",
+        source=f"{MCORE}transformer/moe/moe_utils.py:839",
+    ),
+    MegatronRule(
         "megatron.tp", ("parallelism.tp", "parallelism.etp", "parallelism.ep"),
         "with ep=1 Megatron-Core reduces the gradients of experts over dp and cp, so etp must equal tp",
         lambda spec: spec.model.is_moe and spec.parallelism.ep <= 1 and spec.parallelism.tp != spec.parallelism.etp,

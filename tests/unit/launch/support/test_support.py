@@ -265,6 +265,8 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "cuda_graph": CudaGraph("transformer_engine", ("attn",)),
         },
     ),
+    "moe_pad_expert_input_to_capacity": (
+        {**vars(MOE), "moe_expert_capacity_factor": 9.0, "moe_pad_expert_input_to_capacity": True}, {}),
     "moe_shared_expert_ffn_hidden_size": (
         {**vars(MOE), "moe_shared_expert_ffn_hidden_size": 8, "add_bias_linear": True}, {}),
     "tp": (vars(MOE), {"parallelism": Parallelism(tp=2, sequence_parallel=True)}),
@@ -482,6 +484,19 @@ def test_megatron_captures_the_optimizer_where_a_graph_can_contain_it() -> None:
     }
     for layout, is_taken in of_experts.items():
         assert (rules_of(dataclasses.replace(spec, model=padded, parallelism=layout)) == set()) is is_taken
+
+
+@pytest.mark.parametrize(("factor", "pads", "fails"), [(2.0, True, False), (2.5, True, True), (2.5, False, False)])
+def test_megatron_pads_no_expert_beyond_the_number_of_tokens(factor: float, pads: bool, fails: bool) -> None:
+    """On a CPU, both releases ended with a shape error at 2.5 with 4 experts and 2 choices, and trained at 2.0."""
+    model = dataclasses.replace(
+        MOE,
+        num_moe_experts=4,
+        moe_router_topk=2,
+        moe_expert_capacity_factor=factor,
+        moe_pad_expert_input_to_capacity=pads,
+    )
+    assert ("megatron.moe_pad_expert_input_to_capacity" in rules_of(dataclasses.replace(ON_GPU, model=model))) is fails
 
 
 def test_megatron_checks_steps_where_it_can_restore_and_perturb_them() -> None:
