@@ -117,7 +117,8 @@ RULES: tuple[Rule, ...] = (
         "training.window", ("training.steps", "cuda_graph.warmup_steps"),
         f"a run needs a measured step after its warm-up, 1 step of capture and {SETTLE_STEPS} to settle",
         lambda spec: spec.training.steps <= spec.first_measured,
-        fix="Raise training.steps (EQUIVALENT needs 100 steps after the capture), or lower cuda_graph.warmup_steps.",
+        fix=f"Raise training.steps to cuda_graph.warmup_steps + {SETTLE_STEPS + 2} or more (EQUIVALENT needs 100 steps after the "
+        "capture).",
         source="docs/rules.md, Measured steps",
     ),
     Rule(
