@@ -58,7 +58,7 @@ def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerBaseline:
     perturbed: dict[Digests, Steps] = {}
     for run in runs:
         for attempt in attempts_of([run]):
-            whole = not incomplete(attempt.steps, expected, "eager run")
+            whole = not incomplete(attempt.steps, expected)
             if not (attempt.outcome.results_intact and not attempt.problems and whole):
                 continue
             if run.perturbed:

@@ -39,7 +39,7 @@ REQUIRED_DIGESTS = ("code", "data", "libraries")
 """Digests that both runs must record."""
 _IDENTITY = ("versions.", "packages.", "code.", "data_digest", "digests.")
 _MACHINE = ("hardware.", "settings.")
-_RESUME = "run `python -m orchestrator resume` on the sweep"
+RESUME = "run `python -m orchestrator resume` on the sweep"
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _without_records(eager: Run | None, graphed: Run) -> Verdict:
     reason = " and ".join(
         f"the {side} run has not {'ended' if run.begun else 'begun'}" for side, run in sides if run.attempt is None
     )
-    return Verdict("UNFINISHED", reason, _RESUME)
+    return Verdict("UNFINISHED", reason, RESUME)
 
 
 def _judge_pair(

@@ -214,7 +214,7 @@ def _integrity(runs: Sequence[Run], flaky: Mapping[int, Mapping[int, str]], step
 
 def _unsound_records(attempt: Attempt, steps: int) -> tuple[str, ...]:
     """Return the defects in the records of a completed ``attempt`` with ``steps`` planned steps."""
-    gap = incomplete(attempt.steps, np.arange(steps), "run")
+    gap = incomplete(attempt.steps, np.arange(steps))
     # Logs may have no gradient norms.
     metrics = METRICS[:1] if attempt.made_elsewhere and np.isnan(attempt.steps.grad_norm).all() else METRICS
     finite = bool(finite_steps(attempt.steps, metrics).all())

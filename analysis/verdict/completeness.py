@@ -50,7 +50,7 @@ def check_complete(
     one_sided = _one_sided(eager, graphed, expected, first, shared, metrics) if shared > first else None
     if one_sided:
         return one_sided
-    gap = next((gap for name, steps in curves.items() if (gap := incomplete(steps, expected, name))), "")
+    gap = next((f"{name}: {gap}" for name, steps in curves.items() if (gap := incomplete(steps, expected))), "")
     if gap and not (shared > first and _ended_together(list(curves.values()), shared, metrics)):
         return IncompleteCurve(gap, _AGAIN)
     if shared <= first:
@@ -58,7 +58,7 @@ def check_complete(
     return _not_finite(curves, expected, first, shared, metrics)
 
 
-def incomplete(steps: Steps, expected: Integers, name: str) -> str:
+def incomplete(steps: Steps, expected: Integers) -> str:
     """Describe how the step numbers of ``steps`` differ from the ``expected`` ones; return "" if they are equal."""
     if np.array_equal(steps.step, expected):
         return ""
@@ -69,8 +69,7 @@ def incomplete(steps: Steps, expected: Integers, name: str) -> str:
     parts = [f"{numbered('step', missing, 5)} missing of {len(expected)}" if missing else ""]
     parts += [f"{numbered('step', unexpected, 5)} not expected (steps are {_span(expected)})" if unexpected else ""]
     parts += [f"{numbered('step', duplicates, 5)} recorded more than once" if duplicates else ""]
-    description = "; ".join(part for part in parts if part) or "steps are out of order"
-    return f"{name}: {description}"
+    return "; ".join(part for part in parts if part) or "steps are out of order"
 
 
 def _span(expected: Integers) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
+from analysis.pairing.pair import RESUME
 from analysis.records.run import Run
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import escape
 from analysis.sweep.cell_results import CellResult
+from launch.common.grouped import grouped
+from launch.common.text import numbered
 from launch.contract.outcomes import Outcome
 
 LONGEST_MESSAGE = 600
@@ -13,22 +18,36 @@ LONGEST_MESSAGE = 600
 
 
 def render(report: ReportData) -> list[str]:
-    lines = []
-    for result in report.shown:
-        for run in result.runs:
-            lines += [_outcome(result, run, number, outcome) for number, outcome in run.failed.items()]
-            lines += [_failure(result, run)] if run.status != "COMPLETED" else []
+    lines = [line for result in report.shown for line in (*_failed(result), *_without_outcome(result))]
     return ["## Failures", "\n".join(lines)] if lines else []
 
 
-def _failure(result: CellResult, run: Run) -> str:
-    if run.attempt is not None:
-        return _outcome(result, run, run.attempt.number, run.attempt.outcome)
-    status = f"- **{run.status}** {result.name}, repeat {run.repeat}"
+def _failed(result: CellResult) -> Iterator[str]:
+    for run in result.runs:
+        for number, outcome in run.failed.items():
+            yield _outcome(result, run, number, outcome)
+        if run.attempt is not None and run.status != "COMPLETED":
+            yield _outcome(result, run, run.attempt.number, run.attempt.outcome)
+
+
+def _without_outcome(result: CellResult) -> Iterator[str]:
+    """Yield a line for each reason why runs have no outcome. The runs of a sweep that was cancelled early share one."""
+    runs = grouped(
+        ((run.status, _reason(run), run.perturbed), run.repeat) for run in result.runs if run.attempt is None
+    )
+    for (status, reason, perturbed), repeats in runs.items():
+        yield escape(f"- **{status}** {result.name}, {_named(repeats, perturbed)}: {reason}.")
+
+
+def _named(repeats: Sequence[int], perturbed: bool) -> str:
+    return "the perturbed run" if perturbed else numbered("repeat", repeats)
+
+
+def _reason(run: Run) -> str:
     if run.damaged:
-        return escape(f"{status}: {'; '.join(run.damaged)}.")
-    reason = "no attempt has an outcome; it was interrupted or is still running" if run.begun else "it has not started"
-    return f"{status}: {reason}. Fix: `python -m orchestrator resume`."
+        return "; ".join(run.damaged)
+    reason = "the last attempt was interrupted or still runs" if run.begun else "no attempt has begun"
+    return f"{reason}. Fix: {RESUME}"
 
 
 def _outcome(result: CellResult, run: Run, attempt: int, outcome: Outcome) -> str:
@@ -41,5 +60,5 @@ def _outcome(result: CellResult, run: Run, attempt: int, outcome: Outcome) -> st
     fix = f"Fix: {outcome.remedy}" if outcome.remedy else ""
     return escape(
         f"- **{outcome.outcome}**{expected} in phase {outcome.phase}{rank}{failure_class}; {result.name}, "
-        f"repeat {run.repeat}, attempt {attempt}: {'. '.join(text.rstrip('.') for text in (message, fix) if text)}."
+        f"{_named([run.repeat], run.perturbed)}, attempt {attempt}: {'. '.join(text.rstrip('.') for text in (message, fix) if text)}."
     )

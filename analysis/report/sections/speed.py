@@ -91,8 +91,9 @@ def _captured(result: CellResult) -> str:
     cost = result.graphs.capture_cost
     if cost is None or not cost.graphs:
         return "-"
-    graphs = f"{count('graph', cost.graphs)} per rank"
-    return f"{graphs} in {cost.seconds:.2f} s" if result.on_gpu else graphs
+    if not result.on_gpu:
+        return f"{count('compiled function', cost.graphs)} per rank"
+    return f"{count('graph', cost.graphs)} per rank in {cost.seconds:.2f} s"
 
 
 def _break_even(speed: Speed) -> str:

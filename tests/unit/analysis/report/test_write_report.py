@@ -434,3 +434,25 @@ def test_of_a_run_that_never_was_nobody_knows_what_it_captured(tmp_path: Path) -
         "| `torch_compile, lr 0.001` | - | torch_compile | NOT RUN |" in markdown
         and "| A1 | **UNFINISHED** |" in markdown
     )
+    assert (
+        "- **NOT RUN** A1, repeats 0, 1: no attempt has begun. Fix: run `python -m orchestrator resume` on the sweep.\n"
+        in markdown
+    )
+
+
+def test_a_failure_of_the_perturbed_run_is_no_failure_of_a_repeat(tmp_path: Path) -> None:
+    def cancelled(run: AttemptRecord) -> None:
+        if run.spec.perturbed:
+            run.outcome = Outcome("CANCELLED", "init", "b", 0.0, 1.0, failure_class="CANCELLED", message="cancelled")
+
+    markdown = report_text(write_sweep(tmp_path, perturbed=True, edit=cancelled))
+    assert "class CANCELLED; A0, the perturbed run, attempt 1: cancelled." in markdown
+
+
+def test_the_steps_that_a_run_lost_are_named_after_the_run(tmp_path: Path) -> None:
+    def torn(run: AttemptRecord) -> None:
+        del run.metrics[-2:]
+
+    assert re.search(
+        r"\(torch_compile-\w+-r0: steps 118, 119 missing of 120; fix: ", report_text(write_sweep(tmp_path, edit=torn))
+    )

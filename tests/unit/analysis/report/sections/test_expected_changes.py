@@ -81,6 +81,11 @@ def test_the_speed_of_a_cell_stands_beside_what_its_capture_took(tmp_path: Path)
     assert row[6:] == ["20.00 / 15.00 ms", "no / no", "51,200 / 68,267", "0.05033 / 0.06711"]
 
 
+def test_a_cpu_compiles_functions_and_captures_no_graph(tmp_path: Path) -> None:
+    text = section(report_text(write_sweep(tmp_path, workloads=2, edit=eventful)), "Speed")
+    assert "| 4 compiled functions per rank |" in text
+
+
 def test_equality_over_few_steps_says_of_how_many(tmp_path: Path) -> None:
     for steps, said in ((60, "BITWISE over 56 steps only"), (120, "BITWISE")):
         text = report_text(write_sweep(tmp_path / str(steps), steps=steps))
