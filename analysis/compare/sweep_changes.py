@@ -9,6 +9,7 @@ its own report judges it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -158,6 +159,10 @@ def _place(key: str) -> int:
     return next((place for place, prefix in enumerate(_FIRST) if key.startswith(prefix)), len(_FIRST))
 
 
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+"""A number that recipes may hold, but that PyYAML reads as text: 1e-5."""
+
+
 def _fields(recipe: str) -> dict[str, tuple[str, ...]]:
     """Return the fields of a recipe by their dotted keys, or one field with the whole text if it is not a mapping."""
     try:
@@ -165,7 +170,7 @@ def _fields(recipe: str) -> dict[str, tuple[str, ...]]:
     except yaml.YAMLError:
         content = None
     fields = flat(content) if isinstance(content, dict) else {"recipe": recipe}
-    return {key: (value,) for key, value in fields.items()}
+    return {key: (str(float(value)) if _EXPONENT.fullmatch(value) else value,) for key, value in fields.items()}
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:

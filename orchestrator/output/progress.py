@@ -39,7 +39,10 @@ def print_orders(
     for state in starting:
         if state.damaged:
             folder = paths.run(state.run_id).attempt(state.next_attempt - 1).root
-            print(f"{state.run_id} runs again, as attempt {state.next_attempt}: {folder}/{state.damaged}")
+            print(
+                f"{state.run_id} runs again, as attempt {state.next_attempt}: {folder}/{state.damaged}. No attempt of it counts "
+                f"until {folder} is moved away"
+            )
     if other_runs:
         print(f"{count('run', other_runs)} of earlier plans of this name are kept on disk; the report leaves them out")
     # Flush, so that the reader of a pipe sees the output before the first run starts.

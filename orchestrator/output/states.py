@@ -93,7 +93,7 @@ def _note(state: RunState) -> str:
     if state.outcome is not None and state.outcome.message:
         # The class of an exception that no row of the table knows is its type, with which its message begins.
         kind, message = state.outcome.failure_class, state.outcome.message
-        return message if message.startswith(f"{kind}: ") else f"{kind}: {message}"
+        return f"{kind}: {message}" if kind and not message.startswith(f"{kind}: ") else message
     return "its cell's verdicts are settled without it" if state.name == "NOT_NEEDED" else describe_job(state)
 
 

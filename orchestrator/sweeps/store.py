@@ -147,11 +147,13 @@ def is_planned(sweep: SweepPaths, plan: Plan) -> bool:
 
 
 def runs_of_other_plans(sweep: SweepPaths, plan: Plan) -> int:
-    """Return the number of runs on disk that belong only to earlier plans of this name."""
+    """Return the number of runs that belong only to earlier plans of this name, and of which an attempt began."""
+    runs = sweep.root / "runs"
     try:
-        return len(set(os.listdir(sweep.root / "runs")) - plan.cell_of_run().keys())
+        names = set(os.listdir(runs)) - plan.cell_of_run().keys()
     except FileNotFoundError:
         return 0
+    return sum((runs / name / "attempts").is_dir() for name in names)
 
 
 @contextlib.contextmanager

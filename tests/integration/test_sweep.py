@@ -205,6 +205,7 @@ def test_a_damaged_outcome_counts_again_once_its_attempt_has_been_moved_away(hos
     resumed = host.run("resume", "mini")
     assert resumed.returncode == 3, "whatever the attempt after it came to"
     assert f"{run_id} runs again, as attempt 2: {attempt.outcome}: not JSON" in resumed.stdout
+    assert f"No attempt of it counts until {attempt.root} is moved away" in resumed.stdout
     assert host.attempts("mini") == {run_id: [1, 2]}
     attempt.root.rename(host.folder / "away")
     assert host.run("resume", "mini").returncode == 0

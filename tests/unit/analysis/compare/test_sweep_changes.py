@@ -538,6 +538,16 @@ def test_the_environment_and_the_recipe_are_held_against_each_other(tmp_path: Pa
     assert compare_sweeps(golden, dataclasses.replace(golden, recipe="a: [")).recipe
 
 
+def test_two_spellings_of_a_number_are_no_difference(golden: Golden) -> None:
+    spelled = [
+        dataclasses.replace(golden, recipe=f"training: {{adam_epsilon: {text}}}")
+        for text in ("1e-5", "1.0e-05", "1e-6")
+    ]
+    assert not compare_sweeps(spelled[0], spelled[1]).recipe
+    (found,) = compare_sweeps(spelled[0], spelled[2]).recipe
+    assert (found.before, found.after) == ("1e-05", "1e-06")
+
+
 def test_what_programs_read_is_json(golden: Golden) -> None:
     content = json.loads(dumps(comparison_to_json(compare_sweeps(golden, with_speed(golden, 0.5, 0.4, 0.6)))))
     assert content["exit_code"] == 3 and content["change"] == "worse"

@@ -581,6 +581,15 @@ def _names_the_outcome(capsys: pytest.CaptureFixture[str], run_id: str, why: str
     assert "fix: move its folder away, then resume the sweep to run it again" in told
 
 
+def test_a_message_without_a_class_is_the_whole_note(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    def cancelled_late(run: AttemptRecord) -> None:
+        run.end(message="cancelled in its teardown")
+
+    write_sweep(elsewhere / "sweeps" / "late", edit=cancelled_late)
+    assert main(["status", "late"]) == 0
+    assert "  cancelled in its teardown\n" in capsys.readouterr().out
+
+
 def test_a_run_that_lost_steps_is_named_with_its_fix(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
     sweep = write_sweep(elsewhere / "sweeps" / "torn")
     attempt = sweep.run(next(iter(read_plan(sweep).cell_of_run()))).attempt(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from launch.common.atomic_files import read_json, write_json
 from orchestrator.errors import SystemFault
 from orchestrator.output.progress import warn_shared_store
-from orchestrator.sweeps.store import read_plan
+from orchestrator.sweeps.store import read_plan, runs_of_other_plans
 from tests.records import write_sweep
 
 NOBODY = 65534
@@ -50,3 +52,13 @@ def test_a_margin_that_is_no_number_is_refused_by_name(tmp_path: Path, metric: s
     write_json(sweep.plan, content | {"margins": content["margins"] | {metric: value}})
     with pytest.raises(SystemFault, match=rf"margins.{metric} is {said}, not a number of at least 0"):
         read_plan(sweep)
+
+
+def test_runs_of_earlier_plans_count_once_they_began(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path)
+    plan = read_plan(sweep)
+    assert runs_of_other_plans(sweep, plan) == 0
+    assert runs_of_other_plans(sweep, replace(plan, cells=plan.cells[:1])) == 2
+    for run_id in plan.cells[1].run_ids:
+        shutil.rmtree(sweep.run(run_id).root / "attempts")
+    assert runs_of_other_plans(sweep, replace(plan, cells=plan.cells[:1])) == 0
