@@ -24,7 +24,7 @@ VERDICTS: Mapping[Worth, str] = {
     "much": "Graphs can help.",
     "some": "Graphs may help a little.",
     "little": "Graphs will not help much.",
-    "unknown": "Not measured.",
+    "unknown": "Not measured:",
 }
 VERDICT_OF_WAITING_RANKS = "Graphs may help."
 """Instead of "some" if ranks wait for each other's hosts, since the gain is then unknown."""
@@ -91,7 +91,7 @@ def _worth(advice: Advice) -> list[str]:
     if advice.step is None and not advice.unmeasured:
         return [ON_CPU]
     if advice.step is None:
-        return [f"**{VERDICTS['unknown']}** {advice.unmeasured[:1].upper()}{advice.unmeasured[1:]}."]
+        return [f"**{VERDICTS['unknown']}** {advice.unmeasured}."]
     verdict = VERDICT_OF_WAITING_RANKS if advice.worth == "some" and advice.waits_for_hosts else VERDICTS[advice.worth]
     sentences = [f"**{verdict}** {_upper_bound(advice, advice.step)}", *_caveats(advice, advice.step)]
     return [" ".join(sentences), *(_kernels(advice.kernels) if advice.kernels else [])]

@@ -193,7 +193,7 @@ def _check_size(axes: Axes, repeats: int, source: SourceFields) -> None:
     if runs > MOST_RUNS:
         sizes = "".join(f"{len(axis)} ({name.removeprefix('sweep.grid.')}) x " for name, axis in axes.items())
         message = f"{sizes}{repeats} repeats are {runs:,} runs, above {MOST_RUNS:,}"
-        place, fix = ("sweep", "shorten an axis") if axes else ("repeats", "lower it")
+        place, fix = ("sweep", "shorten an axis, or lower repeats") if axes else ("repeats", "lower it")
         source.problem_at(place, message, fix)
 
 

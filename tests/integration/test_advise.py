@@ -51,7 +51,7 @@ def test_what_failed_is_advised_by_the_rules_alone(host: Host) -> None:
     path = host.write(recipe("wild", steps=30, graphed=True, training={"learning_rate": 1e30}))
     done = host.run("advise", path, "--executor", "local", seconds=600)
     assert done.returncode == 3
-    assert "**Not measured.** Its run ended NUMERIC in" in done.stdout
+    assert "**Not measured:** its run ended NUMERIC in" in done.stdout
     assert "- {cuda_graph.impl: torch_compile}" in done.stdout
 
 

@@ -137,8 +137,8 @@ LOOKED = inspected(Inspection((), KERNELS))
             "little",
             " ms: there is nothing to gain",
         ),
-        ({"busy_ms": 30.0, "computing_ms": 30.0}, "unknown", "Timing is doubtful"),
-        ({"busy_ms": 0.0, "computing_ms": 0.0}, "unknown", "**Not measured.** Times must be positive"),
+        ({"busy_ms": 30.0, "computing_ms": 30.0}, "unknown", "timing is doubtful"),
+        ({"busy_ms": 0.0, "computing_ms": 0.0}, "unknown", "**Not measured:** times must be positive"),
     ],
 )
 def test_worth_depends_on_the_idle_device_and_the_host(
@@ -214,9 +214,9 @@ def damaged(run: AttemptRecord) -> None:
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
-        (failed, "Its run ended CUDA_OOM in warmup: no memory (fix: a smaller batch)."),
-        (unfinished, "Its run has no outcome: it was interrupted, or it is still running."),
-        (damaged, "An outcome of its run is damaged: runs/eager-"),
+        (failed, "its run ended CUDA_OOM in warmup: no memory (fix: a smaller batch)."),
+        (unfinished, "its run has no outcome: it was interrupted, or it is still running."),
+        (damaged, "an outcome of its run is damaged: runs/eager-"),
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -235,7 +235,7 @@ def test_a_cell_that_cannot_run_here_is_advised_by_the_rules_alone(tmp_path: Pat
     advice, text = advice_on(tmp_path, LOOKED, extra=[extra])
     assert advice.unmeasured == "8 GPUs are needed (fix: Go elsewhere)"
     assert len(advice.points) == len(GRAPHS)
-    assert "**Not measured.** 8 GPUs are needed" in text
+    assert "**Not measured:** 8 GPUs are needed" in text
 
 
 # --- what breaks a capture ------------------------------------------------------------------------------------------

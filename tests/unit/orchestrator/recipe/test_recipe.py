@@ -695,6 +695,7 @@ def test_a_sweep_beyond_all_measure_is_refused_with_its_numbers(tmp_path: Path) 
     assert problem.message == (
         f"400 (training.seed) x 400 (training.steps) x 3 repeats are 480,000 runs, above {MOST_RUNS:,}"
     )
+    assert problem.fix == "shorten an axis, or lower repeats", "if each axis has one value, only fewer repeats help"
     (problem,) = problems(tmp_path, HEAD_LINES + "repeats: 100001\n")
     assert problem.message == "100001 repeats are 100,001 runs, above 100,000"
     assert read(tmp_path, HEAD_LINES + "repeats: 100000\n").repeats == MOST_RUNS
