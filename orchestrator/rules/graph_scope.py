@@ -13,7 +13,8 @@ SCOPED = ", ".join(name for name, row in GRAPH_IMPLS.items() if row.takes_scope)
 
 
 def _names_on(engine: EngineName) -> str:
-    return ", ".join(name for name, row in GRAPH_IMPLS.items() if engine in row.engines)
+    *names, last = (name for name, row in GRAPH_IMPLS.items() if engine in row.engines and name != "none")
+    return f"{', '.join(names)} and {last}"
 
 
 def _moe_scope_without_experts(spec: RunSpec) -> bool:
@@ -39,8 +40,7 @@ RULES: tuple[Rule, ...] = (
         "scope.impl_engine", ("engine", "cuda_graph.impl"),
         f"torch_native has {_names_on('torch_native')}, and megatron has {_names_on('megatron')}",
         lambda spec: spec.cuda_graph.impl in GRAPH_IMPLS and spec.engine not in spec.cuda_graph.implementation.engines,
-        fix="Change the engine, or use torch_compile, torch, transformer_engine or full_iteration on torch_native "
-        "and transformer_engine or full_iteration on megatron.",
+        fix="Use an implementation of this engine, or change the engine.",
         source=f"{CONFIG}:1717",
     ),
     Rule(

@@ -496,6 +496,14 @@ def test_all_violated_rules_are_reported_in_the_order_of_the_table() -> None:
     } <= set(found)
 
 
+def test_the_refusal_of_an_implementation_lists_what_each_engine_has() -> None:
+    reason = next(one for one in violations(graphed("local")) if one.rule == "scope.impl_engine")
+    assert (
+        "torch_native has torch_compile, torch, transformer_engine and full_iteration, and megatron has "
+        in reason.message
+    )
+
+
 def test_a_message_holds_the_values_and_what_must_hold() -> None:
     (reason,) = violations(graphed(TE, "moe_ruoter", model=MOE, **M))
     assert reason.message == (
