@@ -80,10 +80,15 @@ class Chromium:
 
     def open(self, path: Path) -> None:
         """Open the file and wait until its scripts have drawn."""
+        before = self._loads()
         self.ask("Page.navigate", url=path.as_uri())
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+        while self._loads() == before:
             self.events.append(self._next())
         self.settle()
+
+    def _loads(self) -> int:
+        """Return how many pages have loaded. Earlier ones tell nothing of the next."""
+        return sum(event.get("method") == "Page.loadEventFired" for event in self.events)
 
     def settle(self) -> None:
         """Wait until two frames have been drawn."""
