@@ -11,14 +11,15 @@ import torch
 from torch import nn
 
 
-def next_after(values: torch.Tensor, toward: float = math.inf) -> torch.Tensor:
+def next_after(values: torch.Tensor, toward: float | torch.Tensor = math.inf) -> torch.Tensor:
     """Return the next number ``toward`` another for each value: (...) -> (...). Gradients pass through unchanged."""
     with torch.no_grad():
-        unit = torch.nextafter(values, torch.full_like(values, toward)) - values
+        others = toward if isinstance(toward, torch.Tensor) else torch.full_like(values, toward)
+        unit = torch.nextafter(values, others) - values
     return values + unit
 
 
-def next_output(outputs: Any, toward: float = math.inf) -> Any:
+def next_output(outputs: Any, toward: float | torch.Tensor = math.inf) -> Any:
     """Return what a layer returned with its output perturbed. A Mamba layer returns a tensor, others a tuple that begins with it."""
     if isinstance(outputs, torch.Tensor):
         return next_after(outputs, toward)

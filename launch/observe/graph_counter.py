@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 from launch.contract.errors import CaptureError
@@ -10,6 +9,7 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.observe.steps.phase_tracker import PhaseTracker
 from launch.observe.steps.readings import Counts
+from launch.train.inspection.capture_blockers import compiled_functions
 
 _ON_A_CPU = "compiled without CUDA graphs (CPU)"
 
@@ -28,9 +28,7 @@ class GraphCounter:
         """Whether a capture runs now."""
 
     def counts(self) -> Counts:
-        dynamo = None if self._cuda else sys.modules.get("torch._dynamo.utils")
-        frames = 0 if dynamo is None else dynamo.counters["stats"].get("unique_graphs", 0)
-        return self.captures, self.replays, frames
+        return self.captures, self.replays, 0 if self._cuda else compiled_functions()
 
     def restart(self) -> None:
         """Count again from the program's beginning."""

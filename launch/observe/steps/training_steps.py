@@ -210,7 +210,7 @@ class TrainingSteps:
         if self.phases.steps == first:
             self._perturbation.begin()
         elif self.phases.steps == first + 1:
-            recorder.note(f"perturbed: from step {first} on, {self._perturbation.describe()}")
+            recorder.note(f"perturbed: from step {first} on, {self._perturbation.end_first_step()}")
 
     def _prove(self, recorder: Recorder) -> None:
         """Write the proof of replay after the last timed step, and begin profiling."""

@@ -71,7 +71,7 @@ class RepeatedChoice:
 
     @torch.no_grad()
     def score_dropping(self, weights: torch.Tensor, capacity: int) -> None:
-        """Set ``of_tokens``. Rounding moves no place, so the gap is infinite if an expert keeps too many or too few tokens.
+        """Set ``of_tokens``. Its gap is infinite if an expert keeps too many or too few tokens, which rounding does not change.
 
         A token whose weight underflows may be dropped although places are free, because it changes nothing.
 

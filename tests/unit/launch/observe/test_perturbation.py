@@ -13,10 +13,8 @@ AUTOCAST = PROGRAM.replace(
     "    loss = run(batch)", '    with torch.autocast("cpu", torch.bfloat16): out = run(batch)\n    loss = out'
 )
 DROPOUT = PROGRAM.replace("loss = run(batch)", "loss = torch.nn.functional.dropout(run(batch), 0.5)")
-FUNCTIONAL = PROGRAM.replace(
-    "run(batch)", "torch.nn.functional.linear(batch, model.weight, model.bias)"
-)  # fmt: skip
-OUTPUT, WEIGHTS = "the output of each module", "no module gave an output, so 2 weights"
+FUNCTIONAL = PROGRAM.replace("run(batch)", "torch.nn.functional.linear(batch, model.weight, model.bias)")
+OUTPUT, WEIGHTS = "the output of each leaf module", "no module gave an output, so 2 weights"
 
 
 @pytest.mark.parametrize(
