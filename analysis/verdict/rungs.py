@@ -250,11 +250,15 @@ def too_short(window: ComparisonWindow) -> Verdict | None:
     reason = (
         f"within the margins, but only over {window.evidence.steps} steps after the capture; {MINIMUM_STEPS} are needed"
     )
-    fix = f"set training.steps to {len(window.expected) - window.evidence.steps + MINIMUM_STEPS} or more"
+    fix = _train_longer(window)
     if quick := window.margins.mode == "quick":
         reason += _NO_DRIFT
         fix = "set equivalence.mode=full"
     return _inconclusive(window, reason, fix, noisy=quick)
+
+
+def _train_longer(window: ComparisonWindow) -> str:
+    return f"set training.steps to {len(window.expected) - window.evidence.steps + MINIMUM_STEPS} or more"
 
 
 def not_equivalent(window: ComparisonWindow) -> Verdict | None:
@@ -292,7 +296,11 @@ def name_other_causes(window: ComparisonWindow, verdict: Verdict) -> Verdict:
     """Return a ``noisy`` verdict unchanged. If it has a different cause than eager noise, name that cause and clear
     ``noisy``."""
     cause = _other_cause(window)
-    return replace(verdict, reason=f"{verdict.reason}; besides, {cause}", noisy=False) if cause else verdict
+    if not cause:
+        return verdict
+    short = window.margins.mode == "full" and window.evidence.steps < MINIMUM_STEPS
+    fix = f"{_train_longer(window)}; besides, {verdict.fix}" if short else verdict.fix
+    return replace(verdict, reason=f"{verdict.reason}; besides, {cause}", fix=fix, noisy=False)
 
 
 def _other_cause(window: ComparisonWindow) -> str:

@@ -95,8 +95,8 @@ def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[
 
 
 def _compared_specs(plan: Plan) -> list[RunSpec]:
-    """Return the specs of the graphed cells that run and should complete."""
-    cells = (cell for cell in plan.cells if cell.graphed and cell.state == "run")
+    """Return the specs of the graphed cells that run, here or on another host, and should complete."""
+    cells = (cell for cell in plan.cells if cell.graphed and cell.state != "rejected")
     return [cell.run_spec for cell in cells if cell.expect.outcome == "COMPLETED"]
 
 

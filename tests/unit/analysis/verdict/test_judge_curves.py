@@ -149,6 +149,14 @@ def without(steps: Steps, missing: int) -> Steps:
     return steps.take(steps.step != missing)
 
 
+def test_noisy_curves_that_are_too_short_are_to_be_longer_first() -> None:
+    random = np.random.default_rng(0)
+    sides = ([noisy(curve(50, graphed=side), random, 3.0) for _ in range(2)] for side in (True, False))
+    found = of_repeats(*sides, steps=50)
+    assert (found.verdict, found.noisy) == ("INCONCLUSIVE", False), "clean step checks do not excuse it"
+    assert found.fix.startswith(f"set training.steps to {STEPS} or more; besides, make eager runs reproducible")
+
+
 def renumbered(steps: Steps) -> Steps:
     return replace(steps, step=steps.step + 1)
 

@@ -253,6 +253,9 @@ def test_plan_says_that_steps_are_too_few(capsys: pytest.CaptureFixture[str]) ->
     for (steps, *rest), is_said in cases.items():
         assert main(["plan", TINY, "resources.device=cpu", f"training.steps={steps}", *rest]) == 0
         assert (said in capsys.readouterr().out) == is_said, (steps, rest)
+    with_gpu = str(ROOT / "recipes" / "gpt_oss_5l_megatron.yaml")
+    assert main(["plan", with_gpu, "training.steps=103"]) == 0
+    assert said in capsys.readouterr().out, "its cells need a GPU, which this host lacks"
     assert main(["plan", SCRIPT, "training.steps=50"]) == 0
     said = capsys.readouterr().out
     assert "50 steps are too few" in said and "mode=quick" not in said, "its program has no step checks"
