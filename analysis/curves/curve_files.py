@@ -13,6 +13,7 @@ import numpy as np
 from analysis.curves.curve import Curve, CurveError
 from analysis.curves.run_file import file_of, read_run
 from analysis.records.steps import Floats, Integers, Steps
+from analysis.verdict.rounding import Units
 from launch.contract.records.step_metrics import METRICS, Metric
 
 _SPREAD = 1e-5
@@ -57,6 +58,12 @@ class CurveFiles:
         """Return the steps of the eager and of the graphed files."""
         eager, graphed = ({name: curve.steps for name, curve in side.items()} for side in (self.eager, self.graphed))
         return eager, graphed
+
+    @property
+    def units(self) -> dict[str, Units]:
+        """The units of each file's rounded numbers."""
+        rounded = {name: curve.rounded for name, curve in self.curves.items()}
+        return {name: {metric: unit[metric] for metric in self.metrics} for name, unit in rounded.items()}
 
     @property
     def steps(self) -> Integers:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from analysis.curves.curve_files import CurveFiles, constant_norm
 from analysis.records.steps import Integers
+from analysis.verdict.amplified_rounding import may_be_amplified_rounding
 from analysis.verdict.completeness import Curves, check_agreement
 from analysis.verdict.curve_difference import sample_of
 from analysis.verdict.divergence import exceeds_margin_surely
@@ -16,6 +17,7 @@ from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 
 _ANOTHER = "add an eager run with other numbers, or a perturbed one (--perturbed)"
+_SAME_ROUNDING = "compile the eager runs too if graphed ones are compiled, or lower the learning rate"
 _CONSTANT = "a norm that is clipped, printed too coarsely or not computed shows nothing"
 _LEAVE_OUT = "record the norm before it is clipped, with nine digits (%.9g), or leave the column out of all files"
 
@@ -53,8 +55,17 @@ def _judge_without_copies(verdict: Verdict, files: CurveFiles, first: int, margi
     if alone.verdict != "INCONCLUSIVE":
         return alone
     if verdict.verdict == "DIVERGED" and _exceeds_own_noise(verdict, files, first, margins):
-        return verdict
+        return _unless_rounding(verdict, different, first)
     return replace(alone, fix=_ANOTHER) if len(different.eager) == 1 else alone
+
+
+def _unless_rounding(verdict: Verdict, different: CurveFiles, first: int) -> Verdict:
+    """Return INCONCLUSIVE if rounding may have grown, because one eager run does not show how far it can."""
+    (eager, *others), graphed = (tuple(different.sides[0].values()), different.sides[1])
+    if others or not may_be_amplified_rounding(eager, graphed, different.units, first):
+        return verdict
+    reason = f"{verdict.reason}. The first difference is no larger than rounding, and training may have amplified it"
+    return Verdict("INCONCLUSIVE", reason, _SAME_ROUNDING, verdict.evidence)
 
 
 def _exceeds_own_noise(verdict: Verdict, files: CurveFiles, first: int, margins: Margins) -> bool:
@@ -77,6 +88,4 @@ def _judge_printed(files: CurveFiles, steps: Integers, first: int, margins: Marg
     def judge(eager: Curves, graphed: Curves, margins: Margins) -> Verdict:
         return judge_curves(eager, graphed, steps, first, margins, files.metrics, files.perturbed_steps)
 
-    rounded = {name: curve.rounded for name, curve in files.curves.items()}
-    units = {name: {metric: unit[metric] for metric in files.metrics} for name, unit in rounded.items()}
-    return judge_rounded(judge, *files.sides, units, first, margins)
+    return judge_rounded(judge, *files.sides, files.units, first, margins)

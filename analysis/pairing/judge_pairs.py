@@ -26,7 +26,6 @@ from analysis.records.steps import Integers, Steps
 from analysis.verdict.completeness import Curves
 from analysis.verdict.curve_difference import METRIC_NAMES
 from analysis.verdict.curve_evidence import CurveEvidence, bitwise_prefix, measure_differences
-from analysis.verdict.divergence import may_be_amplified_rounding
 from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.rounding import judge_rounded
 from analysis.verdict.verdict import Verdict, worst
@@ -39,7 +38,6 @@ _HOW_OFTEN = "correct this first; more repeats in a sweep of its own show how of
 
 OTHER_CONDITIONS = 10.0
 """If eager repeats are this many times as far apart before the capture as the runs of a pair, they did not run alike."""
-_SAME_ROUNDING = "compile the eager runs too if graphed ones are compiled, or lower the learning rate"
 _ONE_MACHINE = "run all repeats on one machine, in a sweep with another name"
 
 
@@ -195,11 +193,8 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
     if unlike and verdict.verdict == "INCONCLUSIVE":
         # More repeats would not remove this cause.
         verdict = replace(verdict, reason=f"{verdict.reason}; {unlike}", fix=START_ALIKE, noisy=False)
-    if perturbed is None and _may_be_rounding(verdict):
-        if baseline.missing:
-            verdict = _await_perturbed(verdict, baseline.missing)
-        elif spec.engine == "command" and margins.loss > 0 and verdict.verdict == "DIVERGED":
-            verdict = _unless_rounding(verdict, eager, graphed, _first_compared(pairs))
+    if perturbed is None and baseline.missing and _may_be_rounding(verdict):
+        verdict = _await_perturbed(verdict, baseline.missing)
     return _Group(eager, perturbed, verdict, not others.exist and any(pair.exact is None for pair in pairs))
 
 
@@ -244,14 +239,6 @@ def _await_perturbed(verdict: Verdict, missing: MissingRun) -> Verdict:
         "rounding alone explains this"
     )
     return Verdict("INCONCLUSIVE", reason, missing.fix, verdict.evidence, needed_run=missing.run_id)
-
-
-def _unless_rounding(verdict: Verdict, eager: Curves, graphed: Curves, first: int) -> Verdict:
-    """Return INCONCLUSIVE if rounding may have grown, because logs have no perturbed run that would show how far it can."""
-    if not may_be_amplified_rounding(next(iter(eager.values())), graphed.values(), first):
-        return verdict
-    reason = f"{verdict.reason}. The first difference is no larger than rounding, and training may have amplified it"
-    return Verdict("INCONCLUSIVE", reason, _SAME_ROUNDING, verdict.evidence)
 
 
 def _eager_curves(pairs: Sequence[Pair], complete: Mapping[int, Steps]) -> Curves:

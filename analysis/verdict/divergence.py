@@ -12,21 +12,16 @@ luck (:func:`is_certain_to_the_bit`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.records.steps import Booleans, Steps
+from analysis.records.steps import Booleans
 from analysis.verdict.curve_difference import Estimate, Sample
 from launch.contract.plan import Margins
-from launch.contract.records.step_metrics import METRICS
 
 SURE, SURE_ALONE = 3.0, 10.0
 """A step farther above the margin than this many noise floors is not noise: in all of several graphed runs, and in one run."""
-FEW_ROUNDINGS = 2.0**-20
-"""The relative difference that a few operations in float32 explain: eight times the largest error of one."""
-AMPLIFIED = 100.0
-"""One step of training makes rounding larger by less than this factor. A wrong input or update makes it far larger at once."""
 LASTING, SHARE = 20, 10
 """The steps at which a run must exceed the margin; if the noise floor exceeds the margin, also at least one step in
 ``SHARE``."""
@@ -48,22 +43,6 @@ def exceeds_margin_surely(sample: Sample, margin: float, floor: float, mean: Est
     if not steps.any() and mean is not None and abs(mean.value) - mean.half_width > margin:
         return np.asarray(sample.largest > margin)
     return steps
-
-
-def may_be_amplified_rounding(eager: Steps, graphed: Iterable[Steps], first: int) -> bool:
-    """Return whether each of ``graphed`` first differs from ``eager`` by rounding, and no step makes that far larger at once.
-
-    ``first`` is the index of the first compared step. Differences are relative to the largest number of the window.
-    """
-    for run in graphed:
-        off = np.zeros(len(eager.loss) - first)
-        for metric in METRICS:
-            size = np.abs(eager.of(metric)[first:]).max()
-            off = np.maximum(off, np.abs(run.of(metric) - eager.of(metric))[first:] / (size or 1.0))
-        before = np.maximum.accumulate(np.concatenate(([0.0], off[:-1])))
-        if (off > np.maximum(FEW_ROUNDINGS, AMPLIFIED * before)).any():
-            return False
-    return True
 
 
 def is_certain_to_the_bit(samples: Sequence[Sample], starts: Sequence[int], *, repeatable: bool) -> bool:

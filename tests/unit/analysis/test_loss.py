@@ -143,6 +143,33 @@ def test_divergence_needs_more_than_the_perturbed_run_shows(tmp_path: Path, caps
     assert "a perturbed run must be as long" in judged(capsys, eager, graphed, "--perturbed", str(short))
 
 
+@pytest.mark.parametrize(
+    ("begins", "growth", "digits", "word"),
+    [
+        (1e-7, 1.5, 17, "INCONCLUSIVE"),
+        (1e-7, 30.0, 17, "INCONCLUSIVE"),
+        (1e-7, 1.5, 5, "INCONCLUSIVE"),
+        (1e-7, 1e5, 17, "DIVERGED"),
+        (1e-3, 1.5, 17, "DIVERGED"),
+        (1e-3, 1.5, 5, "DIVERGED"),
+        (0.5, 1.5, 17, "DIVERGED"),
+    ],
+)
+def test_what_begins_as_rounding_and_grows_is_no_divergence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], begins: float, growth: float, digits: int, word: str
+) -> None:
+    """Equal eager files do not show how far training amplifies rounding. Few digits do not show how it began."""
+
+    def rounded(name: str, factor: float) -> Path:
+        off = factor * np.minimum(begins * growth ** np.minimum(np.arange(STEPS), 60), 1.0)
+        return csv(tmp_path / name, np.array([float(f"{loss:.{digits}g}") for loss in FALLING + off]), None)
+
+    eager = [rounded(name, 0.0) for name in ("e1.csv", "e2.csv")]
+    said = judged(capsys, eager, [rounded("g1.csv", 1.0), rounded("g2.csv", 0.9)])
+    assert said.startswith(word)
+    assert ("no larger than rounding" in said) == (word == "INCONCLUSIVE")
+
+
 @pytest.mark.parametrize("step", ["-5", "1.5", "", "x"])
 def test_a_capture_step_is_a_whole_number(capsys: pytest.CaptureFixture[str], step: str) -> None:
     with pytest.raises(SystemExit, match="1"):
