@@ -12,10 +12,13 @@ from torch import nn
 
 
 def next_after(values: torch.Tensor, toward: float | torch.Tensor = math.inf) -> torch.Tensor:
-    """Return the next number ``toward`` another for each value: (...) -> (...). Gradients pass through unchanged."""
+    """Return the next number ``toward`` another for each value: (...) -> (...). Gradients pass through unchanged.
+
+    Infinities stay: a mask may add them.
+    """
     with torch.no_grad():
         others = toward if isinstance(toward, torch.Tensor) else torch.full_like(values, toward)
-        unit = torch.nextafter(values, others) - values
+        unit = torch.where(values.isinf(), 0.0, torch.nextafter(values, others) - values)
     return values + unit
 
 

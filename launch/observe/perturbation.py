@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.nn.modules.module import register_module_forward_hook
 
 from launch.engines.perturbation import next_after, next_output
@@ -52,6 +53,9 @@ class Perturbation:
         first = outputs[0] if type(outputs) is tuple and outputs else outputs
         if not isinstance(first, torch.Tensor) or not first.requires_grad or first.dtype not in DTYPES:
             return outputs
+        # Inside vmap, PyTorch refuses random numbers.
+        if peek_interpreter_stack() is not None:
+            return outputs
         # A capture of the program could not draw from a generator that its graph does not know.
         if next(module.children(), None) is not None or (first.is_cuda and torch.cuda.is_current_stream_capturing()):
             return outputs
@@ -59,9 +63,13 @@ class Perturbation:
         return next_output(outputs, self._directions(first))
 
     def _directions(self, values: torch.Tensor) -> torch.Tensor:
-        """Return infinity or minus infinity at random for each of ``values``, in their shape."""
+        """Return infinity or minus infinity at random for each of ``values``, in their shape.
+
+        Return 0 and 1 themselves, of either sign: kernels return them exactly. Programs rely on these limits of a probability.
+        """
         device = values.device
         # The program's own generators stay as they are.
         generator = self._generators.setdefault(device, torch.Generator(device).manual_seed(SEED))
         up = torch.rand(values.shape, generator=generator, device=device) < 0.5
-        return torch.where(up, math.inf, -math.inf).to(values.dtype)
+        toward = torch.where(up, math.inf, -math.inf).to(values.dtype)
+        return torch.where((values == 0) | (values.abs() == 1), values, toward)
