@@ -140,10 +140,6 @@ class Plan:
     """The name of the cluster's profile. Records do not contain the profile itself."""
     only: tuple[str, ...] = ()
     """The filters of `--only` as "key=value"; empty if the plan holds all cells of the recipe."""
-    overrides: tuple[str, ...] | None = None
-    """The recipe's overrides on the command line, as "key=value". None if no recipe can plan this sweep again."""
-    even_if_oom: bool = False
-    """Whether the plan includes cells that do not fit by forecast."""
     bundles_if_needed: tuple[PlannedBundle, ...] = ()
     """Bundles that begin only if a verdict needs their runs (analysis.verdict.verdict.Verdict.needed_run)."""
     looks: tuple[int, ...] = ()

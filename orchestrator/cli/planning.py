@@ -73,9 +73,8 @@ def load_cells(
 def plan_cells(
     arguments: argparse.Namespace, recipe: Recipe, cells: Sequence[ResolvedCell], memory: MemoryCheck
 ) -> Plan:
-    overrides = tuple(sorted(arguments.overrides)) if arguments.verb in ("plan", "sweep") else None
     plan = make_plan(recipe, cells, memory.target, None if arguments.even_if_oom else memory)
-    plan = replace(plan, only=tuple(arguments.only), overrides=overrides, even_if_oom=arguments.even_if_oom)
+    plan = replace(plan, only=tuple(arguments.only))
     check_plan(arguments, plan, memory.target)
     return plan
 

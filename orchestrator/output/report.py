@@ -10,15 +10,14 @@ from launch.common.atomic_files import number, read_json
 from launch.common.text import align, count
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
-from orchestrator.output.next_commands import repeat_command
 from orchestrator.sweeps.report_process import TRACK_SECONDS, is_tracked
 
 MOST_ROWS = 40
 """The most cells that are printed. The report has all."""
 
 
-def print_report(paths: SweepPaths, plan: Plan) -> None:
-    """Print the summary, a row for each cell, the report's path, and the command that adds repeats to decide on speed."""
+def print_report(paths: SweepPaths) -> None:
+    """Print the summary, a row for each cell, and the report's path."""
     content = read_json(paths.report / "summary.json")
     summary = content["summary"]
     lines = ["", *filter(None, [summary["headline"]]), *(f"- {note}" for note in summary["notes"])]
@@ -32,9 +31,6 @@ def print_report(paths: SweepPaths, plan: Plan) -> None:
     if content["total_cells"] > MOST_ROWS:
         print(f"... and {content['total_cells'] - MOST_ROWS} more cells in the report")
     print(f"\nreport: {paths.report / 'report.md'}")
-    repeats = summary["repeats_to_decide"]
-    if repeats and (command := repeat_command(paths, plan, repeats)):
-        print(f"to decide on speed: {command}")
 
 
 def print_tracking(paths: SweepPaths, plan: Plan) -> None:

@@ -250,7 +250,7 @@ def _delete_stale_orders(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
 def _report(paths: SweepPaths, plan: Plan, *, allow_empty: bool) -> int:
     """Print the report on the records on disk. Return its exit code."""
     _update_report(paths, plan)
-    print_report(paths, plan)
+    print_report(paths)
     return read_exit_code(paths, allow_empty=allow_empty)
 
 

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print((paths.report / "report.json").read_text(), end="")
     else:
-        print_report(paths, plan)
+        print_report(paths)
         print_delivered(said)
     return read_exit_code(paths, allow_empty=arguments.allow_empty)
 

@@ -133,7 +133,7 @@ def _report_logs(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print((paths.report / "report.json").read_text(), end="")
     else:
-        print_report(paths, plan)
+        print_report(paths)
     return read_exit_code(paths, allow_empty=arguments.allow_empty)
 
 

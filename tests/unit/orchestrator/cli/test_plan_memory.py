@@ -20,7 +20,6 @@ from launch.contract.plan import Reason
 from orchestrator.cli import planning
 from orchestrator.cli.main import main
 from orchestrator.cli.verbs import sweep
-from orchestrator.output.next_commands import repeat_command
 from orchestrator.plan import memory_check
 from orchestrator.plan.planner import make_plan
 from orchestrator.recipe.expand import expand
@@ -84,7 +83,6 @@ def test_cells_that_do_not_fit_by_more_than_the_error_are_set_aside(
     found = states(content)
     assert len(found) >= 3 and set(found.values()) == {state}
     assert warnings.count(MAY) == (len(found) if warned else 0)
-    assert content["even_if_oom"] == ("--even-if-oom" in words)
     assert bool(content["gpu_hours"]) == (state == RUNS)
 
 
@@ -168,11 +166,6 @@ def test_no_graphed_cell_runs_without_its_eager_baseline(
     assert runs == {"eager": large != "eager", "full_iteration": False}
     message = next(cell for cell in plan.cells if cell.graphed).reasons[0].message
     assert message.startswith("its eager baseline does not fit: ") == (large == "eager")
-
-
-def test_the_suggested_command_keeps_even_if_oom(tmp_path: Path) -> None:
-    plan = replace(planned(tmp_path), overrides=(), even_if_oom=True)
-    assert repeat_command(SweepPaths(Path("sweeps/x")), plan, 4).endswith(" --even-if-oom")
 
 
 def explain(capsys: pytest.CaptureFixture[str], cell: str, recipe: str = "qwen3_8l_parallel", *words: str) -> str:

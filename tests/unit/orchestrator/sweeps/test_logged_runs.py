@@ -112,7 +112,7 @@ def test_a_report_is_written_and_what_nothing_can_run_is_refused(
     for place in range(3):
         log(tmp_path / f"{place}.jsonl", place)
     monkeypatch.setattr(wrap, "write_report", lambda paths: None)
-    monkeypatch.setattr(wrap, "print_report", lambda paths, _: print(paths.root))
+    monkeypatch.setattr(wrap, "print_report", lambda paths: print(paths.root))
     monkeypatch.setattr(wrap, "read_exit_code", lambda *_, **__: 0)
     assert main(["wrap", "--from-logs", "--eager", "0.jsonl", "1.jsonl", "--graphed", "2.jsonl"]) == 0
     sweep = capsys.readouterr().out.strip()
