@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import merge
+from typing import Any
+
+import numpy as np
 
 from analysis.records.run import Attempt, attempts_of
+from analysis.records.steps import Floats
 from analysis.sweep.cell_results import CellResult
+from launch.common.grouped import grouped
+
+Hosts = Mapping[str, tuple[np.ndarray[Any, Any], Floats]]
+"""By host, the allocations of its attempts, (attempts,), and their starts and ends, (attempts, 2), by start."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,13 @@ def neighbours_of(results: Sequence[CellResult]) -> HostContention | None:
 
     Return None if no timed run shared its host with another allocation.
     """
-    hosts = _Hosts(attempt for result in results for attempt in attempts_of(result.runs))
+    attempts = [attempt for result in results for attempt in attempts_of(result.runs)]
+    on_host = grouped((host, a.outcome) for a in attempts for host in _hosts_of(a))
+    hosts = {}
+    for host, outcomes in on_host.items():
+        outcomes.sort(key=lambda outcome: outcome.started)
+        spans = np.array([(outcome.started, outcome.ended) for outcome in outcomes])
+        hosts[host] = np.array([outcome.allocation for outcome in outcomes]), spans
     timed = {result.cell.workload_id for result in results if result.speed.speedup}
     sides: tuple[list[Attempt], list[Attempt]] = ([], [])
     for result in results:
@@ -37,45 +49,18 @@ def neighbours_of(results: Sequence[CellResult]) -> HostContention | None:
     return HostContention(eager, graphed) if eager or graphed else None
 
 
-class _Hosts:
-    """The attempts on each host, by start time."""
-
-    def __init__(self, attempts: Iterable[Attempt]) -> None:
-        self._attempts: dict[str, list[Attempt]] = {}
-        self._longest = 0.0
-        for attempt in sorted(attempts, key=_start):
-            self._longest = max(self._longest, attempt.outcome.ended - attempt.outcome.started)
-            for host in _hosts_of(attempt):
-                self._attempts.setdefault(host, []).append(attempt)
-
-    def shared_seconds(self, attempt: Attempt) -> float:
-        """Return the seconds of ``attempt`` that overlap with at least one attempt of another allocation on its hosts."""
-        end = attempt.outcome.ended
-        total, until = 0.0, attempt.outcome.started
-        for other in merge(*self._candidates(attempt), key=_start):
-            if until >= end:
-                # If thousands of attempts overlap, the first few already cover all of this one.
-                break
-            if other.outcome.ended > until and other.outcome.allocation != attempt.outcome.allocation:
-                first, last = max(until, other.outcome.started), min(end, other.outcome.ended)
-                total, until = total + max(0.0, last - first), max(until, last)
-        return total
-
-    def _candidates(self, attempt: Attempt) -> Iterator[Sequence[Attempt]]:
-        """Yield for each host of ``attempt`` the attempts that may overlap with it, by start time."""
-        for host in _hosts_of(attempt):
-            attempts = self._attempts[host]
-            first = bisect_left(attempts, attempt.outcome.started - self._longest, key=_start)
-            yield attempts[first : bisect_right(attempts, attempt.outcome.ended, key=_start)]
-
-
-def _share(timed: Sequence[Attempt], hosts: _Hosts) -> float:
+def _share(timed: Sequence[Attempt], hosts: Hosts) -> float:
     total = sum(attempt.outcome.ended - attempt.outcome.started for attempt in timed)
-    return sum(map(hosts.shared_seconds, timed)) / total if total > 0 else 0.0
+    shared = sum(max((_shared_seconds(a, *hosts[host]) for host in _hosts_of(a)), default=0.0) for a in timed)
+    return shared / total if total > 0 else 0.0
 
 
-def _start(attempt: Attempt) -> float:
-    return attempt.outcome.started
+def _shared_seconds(attempt: Attempt, allocations: np.ndarray[Any, Any], spans: Floats) -> float:
+    """Return the seconds of ``attempt`` that overlap with at least one attempt of another allocation on a host."""
+    own = attempt.outcome
+    starts, ends = spans[allocations != own.allocation].clip(own.started, own.ended).T
+    covered = np.maximum.accumulate(np.concatenate([[own.started], ends]))[:-1]
+    return float(np.maximum(ends - np.maximum(starts, covered), 0.0).sum())
 
 
 def _hosts_of(attempt: Attempt) -> frozenset[str]:
