@@ -1,20 +1,20 @@
 """Resolve the interpolations of a file: ``${training.steps}``, ``${oc.env:NAME,default}``. They cannot be nested.
 
-The syntax is OmegaConf's. OmegaConf resolves a field again for every interpolation that names it, so a few lines can take
-hours. Here each field is resolved once, and the total size of the results is limited.
+The syntax is OmegaConf's. With OmegaConf a few lines can take hours. Here the number of fields between a field and the value that
+it refers to is limited, and so is the total size of the results.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Mapping
-from itertools import takewhile
 from typing import Any
 
 from launch.common.redact import is_secret_name
-from orchestrator.recipe.yaml_reader import MOST_NESTED, MOST_VALUES
+from orchestrator.recipe.yaml_reader import MOST_VALUES
 
+MOST_BETWEEN = 3
+"""The most fields between a field and a value that it refers to. A section counts as one."""
 _INTERPOLATION = re.compile(r"(?<!\\)(?P<backslashes>\\*)\$\{(?P<inner>[^{}]*)(?P<end>\}?)")
 _QUOTES = re.compile(r"(['\"])(.*)\1")
 _FIX = "write ${training.steps} for a field of this file, or ${oc.env:NAME,default} for a variable of the shell"
@@ -33,18 +33,10 @@ class Resolver:
 
     def __init__(self, fields: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         self._fields = fields
-        self._sorted = sorted(fields)
         self._environment = environment
-        self._resolved: dict[str, Any] = {}
         self._open: list[str] = []
         """The fields being resolved. Each is named in an interpolation of the previous one."""
-        self._depth = 0
         self._left = MOST_VALUES
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the results of interpolations exceed the limit."""
-        return self._left < 0
 
     def resolve(self, place: str) -> Any:
         """Return the value of a field, or the fields of a section by their names in it.
@@ -52,43 +44,30 @@ class Resolver:
         Raises:
             InterpolationError: an interpolation in it is wrong, refers to itself, or has too large a result.
         """
-        if place in self._resolved:
-            return self._resolved[place]
-        if place in self._open:
+        if len(self._open) > MOST_BETWEEN:
+            path = " -> ".join([*self._open[-2:], place])
             raise InterpolationError(
-                f"refers to itself ({' -> '.join([*self._open[-3:], place])})", "write the value out"
+                f"refers to itself, or through too many other fields ({path})", "write the value out"
             )
         self._open.append(place)
         try:
-            self._resolved[place] = self._walk(self._read(place))
+            return self._walk(self._read(place))
         finally:
             self._open.pop()
-        return self._resolved[place]
 
     def _read(self, place: str) -> Any:
         if place in self._fields:
             return self._fields[place]
-        inner = self._fields_in(place)
-        if not inner:
+        if not (inner := [name for name in self._fields if name.startswith(f"{place}.")]):
             raise InterpolationError(f"{place!r} not found")
         return {name.removeprefix(f"{place}."): self.resolve(name) for name in inner}
 
-    def _fields_in(self, section: str) -> list[str]:
-        first = bisect_left(self._sorted, f"{section}.")
-        return list(takewhile(lambda name: name.startswith(f"{section}."), self._sorted[first:]))
-
     def _walk(self, value: Any) -> Any:
-        if self._depth == MOST_NESTED:
-            raise InterpolationError(f"refers to a value through {MOST_NESTED} others", "write the value out")
-        self._depth += 1
-        try:
-            if isinstance(value, Mapping):
-                return {key: self._walk(item) for key, item in value.items()}
-            if isinstance(value, list):
-                return [self._walk(item) for item in value]
-            return self._expand(value) if isinstance(value, str) and "${" in value else value
-        finally:
-            self._depth -= 1
+        if isinstance(value, Mapping):
+            return {key: self._walk(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._walk(item) for item in value]
+        return self._expand(value) if isinstance(value, str) and "${" in value else value
 
     def _expand(self, text: str) -> Any:
         """Return ``text`` with each interpolation replaced. A text that is a single interpolation becomes its value."""
@@ -121,8 +100,8 @@ class Resolver:
             return self._read_variable(name) if name in self._environment or not comma else _read_default(default)
         if resolver == "oc.select":
             place = self._absolute(name)
-            known = place in self._fields or bool(self._fields_in(place)) or not comma
-            return self.resolve(place) if known else _read_default(default)
+            known = any(f"{name}.".startswith(f"{place}.") for name in self._fields)
+            return self.resolve(place) if known or not comma else _read_default(default)
         raise InterpolationError(f"{resolver!r} is not supported")
 
     def _absolute(self, name: str) -> str:
@@ -142,18 +121,11 @@ class Resolver:
         return self._environment[name]
 
     def _spend(self, value: Any) -> None:
-        """Count the characters and values of ``value``. Repeated content counts each time."""
-        values = [(value, 0)]
-        while values:
-            item, depth = values.pop()
-            self._left -= 1 + (len(item) if isinstance(item, str) else 0)
-            if self._left < 0 or depth > MOST_NESTED:
-                message = (
-                    f"interpolations stand for more than {MOST_VALUES:,} characters and values, or {MOST_NESTED} levels"
-                )
-                raise InterpolationError(message, "write the values out")
-            items = item.values() if isinstance(item, Mapping) else item if isinstance(item, list) else ()
-            values.extend((inner, depth + 1) for inner in items)
+        """Count the characters of ``value``. Repeated content counts each time."""
+        self._left -= 1 + len(str(value))
+        if self._left < 0:
+            message = f"interpolations stand for more than {MOST_VALUES:,} characters"
+            raise InterpolationError(message, "write the values out")
 
 
 def _read_default(text: str) -> str | None:

@@ -189,11 +189,7 @@ def _override(fields: Tree, place: str, value: Any) -> None:
 
 
 def _resolve(source: SourceFields) -> None:
-    """Resolve the interpolations in the fields. Remove fields with a wrong interpolation.
-
-    Raises:
-        InputError: the results of interpolations are larger than any recipe needs.
-    """
+    """Resolve the interpolations in the fields. Remove fields with a wrong interpolation."""
     if not any("${" in str(value) for value in source.fields.values()):
         return
     resolver = Resolver(source.fields, os.environ)
@@ -203,8 +199,6 @@ def _resolve(source: SourceFields) -> None:
             resolved[place] = resolver.resolve(place)
         except InterpolationError as error:
             source.problem(place, value, str(error), error.fix)
-            if resolver.exhausted:
-                source.raise_problems()
     # The value of an interpolation may be a section.
     source.fields = flatten(_nest(resolved))[0]
 
