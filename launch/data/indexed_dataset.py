@@ -5,7 +5,7 @@ the magic, the version as uint64, the token type as uint8, the numbers of sequen
 each sequence's length in tokens as int32, its first byte in the ``.bin`` as int64, and the sequences at which documents begin
 and end as int64. A multimodal pair continues with a mode for each sequence.
 
-Sequences are contiguous in the ``.bin``, so the whole file is one stream of tokens.
+Sequences are contiguous in the ``.bin``, so the whole file is one stream of tokens. Nothing here reads document borders.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ HEADER = struct.Struct("<9sQBQQ")
 TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 """Token types by their code in the header."""
 
-LENGTH, POINTER, BORDER = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
+LENGTH, POINTER = np.dtype("<i4"), np.dtype("<i8")
+BORDER_BYTES = 8
 CHUNK = 1 << 20
 """The number of index entries checked at once. It limits memory to a few dozen MiB for any index."""
 
@@ -81,17 +82,13 @@ class _Index:
 
     @property
     def expected_bytes(self) -> int:
-        return HEADER.size + self.sequences * (LENGTH.itemsize + POINTER.itemsize) + self.borders * BORDER.itemsize
+        return HEADER.size + self.sequences * (LENGTH.itemsize + POINTER.itemsize) + self.borders * BORDER_BYTES
 
     def lengths(self, first: int, count: int) -> npt.NDArray[np.int64]:
         return self._entries(LENGTH, HEADER.size, first, count)
 
     def pointers(self, first: int, count: int) -> npt.NDArray[np.int64]:
         return self._entries(POINTER, HEADER.size + self.sequences * LENGTH.itemsize, first, count)
-
-    def document_borders(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        start = HEADER.size + self.sequences * (LENGTH.itemsize + POINTER.itemsize)
-        return self._entries(BORDER, start, first, count)
 
     def _entries(self, dtype: np.dtype[Any], start: int, first: int, count: int) -> npt.NDArray[np.int64]:
         self.file.seek(start + first * dtype.itemsize)
@@ -115,7 +112,6 @@ def open_pair(path: str) -> IndexedDataset:
             index = _read_header(file, f"{name}: its .idx", idx_bytes)
             _check_size(index, idx_bytes)
             _check_sequences(index, bin_bytes)
-            _check_documents(index)
         return IndexedDataset(path, np.memmap(f"{path}.bin", index.dtype, mode="r"))
     except OSError as error:
         raise unreadable(name, Path(path), error) from error
@@ -190,25 +186,6 @@ def _check_sequences(index: _Index, bin_bytes: int) -> None:
         )
     if not end:
         raise DataError(f"{index.name} describes {index.sequences} sequences without a token; name a pair with tokens")
-
-
-def _check_documents(index: _Index) -> None:
-    """Check that borders increase up to the number of sequences, as Megatron-Core's own reader asserts."""
-    last = 0
-    for first, count in _chunks(index.borders):
-        borders = np.concatenate(([last], index.document_borders(first, count)))
-        wrong = np.flatnonzero(borders[1:] < borders[:-1])
-        if wrong.size:
-            i = int(wrong[0])
-            raise DataError(
-                f"{index.name} is damaged: document border {first + i} is sequence {borders[i + 1]}, but the border before it "
-                f"is sequence {borders[i]}; {FIX}"
-            )
-        last = int(borders[-1])
-    if last != index.sequences:
-        raise DataError(
-            f"{index.name} is damaged: its last document ends with sequence {last} of {index.sequences}; {FIX}"
-        )
 
 
 def _chunks(count: int) -> Iterator[tuple[int, int]]:

@@ -116,10 +116,6 @@ HUGE = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 5, 2**64 - 1, 2**64 - 1)
         (index_of([2], "int32"), r"the first 1 of 1 sequences take 8 bytes \(int32\), the \.bin has 12"),
         (index_of([2, 2], "int32"), r"the first 2 of 2 sequences take 16 bytes \(int32\), the \.bin has 12"),
         (index_of([4, -1], "int32"), r"sequence 1 of -1 tokens begins at byte 16"),
-        (index_of([3], "int32", borders=[]), r"last document ends with sequence 0 of 1"),
-        (index_of([1, 2], "int32", borders=[0, 1]), r"last document ends with sequence 1 of 2"),
-        (index_of([1, 2], "int32", borders=[0, 3, 2]), r"border 2 is sequence 2, but the border before it is sequence 3"),
-        (index_of([1, 2], "int32", borders=[0, 3]), r"last document ends with sequence 3 of 2"),
         (
             index_of([1, 2], "int32").replace(struct.pack("<q", 4), struct.pack("<q", 8)),
             r"sequence 1 of 2 tokens begins at byte 8, but the sequences before it end at byte 4",
@@ -127,7 +123,7 @@ HUGE = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 5, 2**64 - 1, 2**64 - 1)
     ],
     ids=[
         "empty", "magic", "version", "type", "float32", "float64", "counts", "truncated", "too long", "modes", "long bin",
-        "short bin", "negative length", "no borders", "few borders", "falling borders", "borders beyond", "pointer",
+        "short bin", "negative length", "pointer",
     ],
 )  # fmt: skip
 def test_damage_is_told_with_its_numbers_and_the_way_out(index: bytes, message: str, tmp_path: Path) -> None:
@@ -152,11 +148,6 @@ def test_a_long_index_is_checked_to_its_end(tmp_path: Path) -> None:
     place = index.rindex(struct.pack("<q", count - 2), 0, 34 + 12 * count)
     (tmp_path / "corpus.idx").write_bytes(index[:place] + struct.pack("<q", 5) + index[place + 8 :])
     with pytest.raises(DataError, match=rf"sequence {count - 2} of 1 tokens .* byte 5, .* end at byte {count - 2};"):
-        open_pair(str(tmp_path / "corpus"))
-    (tmp_path / "corpus.idx").write_bytes(index_of(np.ones(count), "uint8", borders=[*range(count), 0]))
-    with pytest.raises(
-        DataError, match=rf"border {count} is sequence 0, but the border before it is sequence {count - 1}"
-    ):
         open_pair(str(tmp_path / "corpus"))
 
 
