@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-from launch.common.atomic_files import RecordError, read_json
+from launch.common.atomic_files import RecordError
 from launch.common.packed_files import name_in, unpack
 from launch.common.regular_file import AppendedLines, read_regular
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
 from launch.contract.plan import Plan
 from launch.contract.spec import first_of_task, read_spec
-from launch.failures.diagnose import RankExit, diagnose
-from launch.failures.evidence import read_evidence
 from orchestrator import PROGRAM
 from orchestrator.cli.step_lines import describe_steps
 from orchestrator.errors import InputError, input_error
@@ -70,18 +67,6 @@ def find_bundle(run: RunPaths, plan: Plan) -> BundlePaths | None:
     return next((paths for paths, order in orders if order and run_id in dict(order.schedule)), None)
 
 
-def first_failing_rank(attempt: AttemptPaths) -> int | None:
-    """Return the rank that failed first, from the outcome or, if there is none yet, from the ranks' records."""
-    outcome = read_intact_outcome(attempt)
-    if outcome is not None:
-        return outcome.rank
-    evidence = replace(
-        read_evidence(attempt, "itself"),
-        exit_code=1, exits=_read_failed_exits(attempt), ranks_per_task=_ranks_per_task(attempt),
-    )  # fmt: skip
-    return diagnose(evidence).rank if evidence.exceptions or evidence.exits else None
-
-
 def read_intact_outcome(attempt: AttemptPaths) -> Outcome | None:
     """Return the outcome, or None if there is none or it is damaged. The log can still be read."""
     with contextlib.suppress(RecordError):
@@ -96,22 +81,14 @@ def _ranks_per_task(attempt: AttemptPaths) -> int:
     return 1
 
 
-def _read_failed_exits(attempt: AttemptPaths) -> tuple[RankExit, ...]:
-    """Return the ranks that failed, in the order of their failures. Skip damaged records."""
-    exits: list[RankExit] = []
-    for path in attempt.rank_exits.glob("rank*.json"):
-        with contextlib.suppress(FileNotFoundError, RecordError, TypeError):
-            exits.append(RankExit(**read_json(path)))
-    return tuple(sorted((exit for exit in exits if exit.code != 0), key=lambda exit: (exit.time or 0.0, exit.rank)))
-
-
 def find_rank_log(attempt: AttemptPaths, rank: int | None) -> Path | None:
-    """Return the log of ``rank``, else of the first failing rank, else of rank 0, or None if there is none.
+    """Return the log of ``rank``, else of the rank that the outcome names, else of rank 0, or None if there is none.
 
     Ranks that one process started share a log with the number of the first rank. The log of a completed attempt may be packed
     (:func:`read_rank_log`).
     """
-    shown = first_failing_rank(attempt) or 0 if rank is None else rank
+    outcome = read_intact_outcome(attempt) if rank is None else None
+    shown = (outcome.rank if outcome else rank) or 0
     path = attempt.log(first_of_task(shown, _ranks_per_task(attempt)))
     return path if path.exists() or path.stem in _packed_ranks(attempt) else None
 

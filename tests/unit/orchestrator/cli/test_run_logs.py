@@ -18,7 +18,7 @@ from launch.contract.plan import Limits, read_plan
 from launch.supervise.pack_attempt import pack_if_completed
 from orchestrator.cli import follow_log as follow_log_module
 from orchestrator.cli.follow_log import follow_log
-from orchestrator.cli.run_logs import first_failing_rank, read_log
+from orchestrator.cli.run_logs import read_log
 from orchestrator.errors import InputError
 from orchestrator.sweeps.submissions import Submission, write_submission
 from tests.records import unbegun, write_sweep
@@ -54,17 +54,6 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-def fails(attempt: AttemptPaths, rank: int, seconds: float, kind: str = "ValueError", words: str = "it") -> None:
-    with JsonLines(attempt.events(rank)) as lines:
-        lines.write(
-            {"time": seconds, "kind": "exception", "phase": "measure", "step": 1, "type": kind, "message": words}
-        )
-
-
-def exits(attempt: AttemptPaths, rank: int, seconds: float, code: int) -> None:
-    write_json(attempt.rank_exit(rank), {"rank": rank, "code": code, "time": seconds, "node": "n", "oom_killed": False})
-
-
 def completes(attempt: AttemptPaths, ranks: int) -> None:
     for rank in range(ranks):
         with JsonLines(attempt.events(rank)) as lines:
@@ -78,38 +67,13 @@ def ends(attempt: AttemptPaths, rank: int | None = None) -> None:
     write_json(attempt.outcome, outcome_to_json(attempt, outcome))
 
 
-def test_the_first_failing_rank_is_found_before_there_is_an_outcome(run: Run) -> None:
-    attempt = run.begin()
-    assert first_failing_rank(attempt) is None
-    exits(attempt, 1, 20.0, 0)
-    exits(attempt, 3, 30.0, -15)
-    assert first_failing_rank(attempt) == 3
-    exits(attempt, 2, 10.0, -9)
-    assert first_failing_rank(attempt) == 2, "the earlier one, and not one that was ended for it"
-    fails(attempt, 0, 12.0, "DistBackendError", "Connection closed by peer")
-    assert first_failing_rank(attempt) == 2, "who says that another has gone is not the first"
-    fails(attempt, 1, 11.0)
-    assert first_failing_rank(attempt) == 1, "an exception explains more than an exit"
-    ends(attempt, rank=7)
-    assert first_failing_rank(attempt) == 7
-
-
-def test_damaged_records_do_not_hide_the_others(run: Run) -> None:
-    attempt = run.begin()
-    fails(attempt, 4, 1.0)
-    attempt.events(2).write_text('{"time": 1')
-    attempt.rank_exit(1).parent.mkdir()
-    attempt.rank_exit(1).write_text("{")
-    assert first_failing_rank(attempt) == 4
-
-
 def test_read_log_chooses_the_log(run: Run) -> None:
     with pytest.raises(InputError, match=f"run {run.run_id} has not begun"):
         run.shown()
     attempt = run.begin(rank0="zero\n", rank1="one\n", launcher="launcher\n")
     assert run.shown() == f"# {run.run_id}, attempt 1, rank0.log\nzero\n"
     assert run.shown(rank=1).endswith("rank1.log\none\n")
-    fails(attempt, 1, 1.0)
+    ends(attempt, rank=1)
     assert run.shown().endswith("rank1.log\none\n")
     with pytest.raises(InputError, match="rank 2 left no log\n    logs: rank0, rank1"):
         run.shown(rank=2)
@@ -148,14 +112,6 @@ def test_ranks_of_one_torchrun_share_its_log(run: Run) -> None:
         for ranks, node in (("0 to 1", "node1"), ("2 to 3", "node2"))
     )
     assert [run.shown(rank=rank) for rank in range(4)] == [first, first, second, second]
-    exits(attempt, 0, 2.0, 1)
-    exits(attempt, 2, 3.0, 1)
-    fails(attempt, 1, 1.0)
-    assert first_failing_rank(attempt) == 1 and run.shown() == first
-    attempt.events(1).unlink()
-    for rank in range(3):
-        fails(attempt, rank, 1.0, "RuntimeError", "Connection closed by peer")
-    assert first_failing_rank(attempt) == 2 and run.shown() == second, "rank 3 has gone, and all others speak of it"
     ends(attempt, rank=3)
     assert run.shown() == second
     with pytest.raises(InputError, match="rank 4 left no log\n    logs: rank0, rank2"):
