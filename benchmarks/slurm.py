@@ -1,7 +1,6 @@
 """Run a large sweep through Slurm by the command line. Check that every run is made once, and measure the cost of watching it.
 
     python -m benchmarks.slurm real --bundles 500                    the test cluster (tests/slurm/cluster.py), real runs
-    python -m benchmarks.slurm submission --bundles 500 --times 3    the same, submitted and cancelled
     python -m benchmarks.slurm simulated --runs 10000 --nodes 1000   benchmarks/simulated_slurm.py in the place of Slurm
 
 The exit code is 1 if a run is lost, or was made more often than failures of nodes require.
@@ -100,9 +99,7 @@ class Command:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def run(
-    folder: Path, path: str, content: dict[str, Any], profile: dict[str, Any], *arguments: str, **environment: str
-) -> Command:
+def run(folder: Path, path: str, content: dict[str, Any], profile: dict[str, Any], **environment: str) -> Command:
     """Run the sweep that ``content`` describes, with Slurm's programs found on ``path``."""
     programs, calls, out = folder / "counted", folder / "calls", folder / "out"
     _count(programs, calls, path)
@@ -111,7 +108,7 @@ def run(
     (clusters / "default.yaml").write_text(json.dumps(profile))
     written = folder / "recipe.yaml"
     written.write_text(json.dumps(content))
-    command = [sys.executable, "-m", "orchestrator", "sweep", str(written), "--executor", "slurm", *arguments]
+    command = [sys.executable, "-m", "orchestrator", "sweep", str(written), "--executor", "slurm"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
     own = {"PATH": f"{programs}:{path}", "PYTHONPATH": str(ROOT), "HOME": str(folder / "home")}
     begun = time.time()
@@ -159,33 +156,13 @@ def _count(programs: Path, calls: Path, path: str) -> None:
 
 
 def real(folder: Path, bundles: int, at_once: int) -> Command:
-    with _cluster(folder) as cluster:
-        return _on(cluster, folder, bundles, at_once)
-
-
-def submissions(folder: Path, bundles: int, at_once: int, times: int) -> Iterator[Command]:
-    """Do the same ``times`` times, and cancel the jobs once they are submitted."""
-    with _cluster(folder) as cluster:
-        for number in range(times):
-            (own := folder / str(number)).mkdir()
-            yield _on(cluster, own, bundles, at_once, "--no-wait")
-            cluster.run("scancel", "--user", str(os.getuid()))
-            cluster.wait_until_idle()
-
-
-def _on(cluster: Cluster, folder: Path, bundles: int, at_once: int, *arguments: str) -> Command:
     """Run ``bundles`` short eager runs, each in its own workload, with ``at_once`` jobs at a time."""
-    content = recipe("real", steps=20, sweep={"grid": {"training.seed": list(range(bundles))}})
-    own = cluster.environment
-    return run(folder, own["PATH"], content, {"max_jobs": at_once}, *arguments, SLURM_CONF=own["SLURM_CONF"])
-
-
-@contextlib.contextmanager
-def _cluster(folder: Path) -> Iterator[Cluster]:
     cluster = Cluster(folder / "cluster")
     cluster.up(with_this_process=True)
+    content = recipe("real", steps=20, sweep={"grid": {"training.seed": list(range(bundles))}})
+    own = cluster.environment
     try:
-        yield cluster
+        return run(folder, own["PATH"], content, {"max_jobs": at_once}, SLURM_CONF=own["SLURM_CONF"])
     finally:
         cluster.down()
 
@@ -307,13 +284,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run a large sweep through Slurm and print what it cost.")
     modes = parser.add_subparsers(dest="mode", required=True)
     on_cluster = modes.add_parser("real", help="real runs on the test cluster")
-    submitted = modes.add_parser("submission", help="submit the same jobs to the test cluster, then cancel them")
-    submitted.add_argument("--times", type=int, default=3)
-    for mode in (on_cluster, submitted):
-        mode.add_argument("--bundles", type=int, default=500)
-        mode.add_argument(
-            "--at-once", type=int, default=os.cpu_count() or 1, help="number of jobs that run at the same time"
-        )
+    on_cluster.add_argument("--bundles", type=int, default=500)
+    on_cluster.add_argument(
+        "--at-once", type=int, default=os.cpu_count() or 1, help="number of jobs that run at the same time"
+    )
     stub = modes.add_parser("simulated", help="simulated jobs, under a simulated Slurm")
     stub.add_argument("--runs", type=int, default=10_000)
     stub.add_argument("--nodes", type=int, default=1_000)
@@ -324,10 +298,6 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-")))
         journal = None
-        if options.mode == "submission":
-            for command in submissions(folder, options.bundles, options.at_once, options.times):
-                print(f"{options.bundles:,} bundles submitted: {_submission(command, options.bundles)}", flush=True)
-            return 0
         if options.mode == "real":
             command = real(folder, options.bundles, options.at_once)
         else:

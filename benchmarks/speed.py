@@ -1,7 +1,6 @@
 """Measure how fast the orchestrator is. Print the table of the speed promises, each measured as a whole process.
 
-    python benchmarks/speed.py             all but the demo
-    python benchmarks/speed.py --demo      the demo too (minutes)
+    python benchmarks/speed.py
 
 Each row runs a command of the product several times, from Python's start to its end. It shows the CPU time of its processes
 (median and maximum), the peak memory and the promise. CPU time is less sensitive to other work than the clock.
@@ -11,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,25 +139,12 @@ def rows(folder: Path, repeats: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def demo(folder: Path) -> Row:
-    """Run the demo into an empty store. Only its first sweep is measured."""
-    begun = time.perf_counter()
-    subprocess.run(
-        orchestrator("sweep", "recipes/tiny_moe.yaml", "--store", str(folder / "demo")), cwd=ROOT, check=True
-    )
-    seconds = time.perf_counter() - begun
-    return Row(
-        "demo (8 runs, two cores)", (seconds,), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, "180 s"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure run times and compare them with the promised ones.")
-    parser.add_argument("--demo", action="store_true", help="measure the demo as well")
     parser.add_argument("--repeats", type=int, default=5, help="number of counted runs of each command")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        measured = rows(Path(name), options.repeats) + ([demo(Path(name))] if options.demo else [])
+        measured = rows(Path(name), options.repeats)
     print(f"{'':42} {'median':>10} {'slowest':>10} {'memory':>11}   promise")
     print(*measured, sep="\n")
 
