@@ -35,7 +35,7 @@ from launch.contract.records import (
     step_metrics,
 )
 from launch.failures.classes import EXCEPTION_CLASSES, FAILURE_CLASSES
-from launch.support import megatron
+from launch.support import SUPPORT, megatron
 from launch.support.rule import RELEASES, Rule
 from orchestrator.cli.arguments import PROGRAM, add_store
 from orchestrator.cli.verbs import VERBS
@@ -43,6 +43,7 @@ from orchestrator.recipe.expand import expand
 from orchestrator.recipe.field_check import Schema
 from orchestrator.recipe.fields import RECIPE, SECTIONS, TopLevel
 from orchestrator.recipe.recipe import load
+from orchestrator.rules import TABLES
 from orchestrator.targets.profile import SCHEMA as PROFILE
 from orchestrator.targets.profile import Profile
 
@@ -57,6 +58,7 @@ PAGES = (
     "failures",
     "recipes",
     "records",
+    "rules",
     "upstream_faults",
 )
 MORE_ON_VERBS = {
@@ -419,6 +421,24 @@ def failure_classes() -> str:
     )  # fmt: skip
 
 
+# --- rules ----------------------------------------------------------------------------------------------------------
+
+
+def rule_tables(tables: Mapping[str, Iterable[Rule]], heading: str) -> str:
+    head = ("rule", "what must hold", "engines", "versions", "fix", "source")
+    return "\n\n".join(
+        f"{heading} {title}\n\n"
+        + table(
+            head,
+            (
+                (f"`{rule.id}`", rule.statement, ", ".join(rule.engines), rule.versions, rule.fix, rule.source)
+                for rule in rules
+            ),
+        )
+        for title, rules in tables.items()
+    )
+
+
 BLOCKS: Mapping[str, Callable[[str], str]] = {
     "verbs": lambda _: verbs_table(),
     "options": lambda _: verbs_with_options(),
@@ -433,6 +453,8 @@ BLOCKS: Mapping[str, Callable[[str], str]] = {
     "measured scopes": lambda _: measured_scopes(),
     "modules": lambda _: modules(),
     "failure classes": lambda _: failure_classes(),
+    "rules": lambda _: rule_tables(TABLES, "##"),
+    "engine rules": lambda _: rule_tables(SUPPORT, "###"),
     "files of a sweep": lambda _: files_of_a_sweep(),
     "records": lambda _: records(),
     "json objects": lambda _: json_objects(),

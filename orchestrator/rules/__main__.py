@@ -1,7 +1,0 @@
-"""Print docs/rules.md."""
-
-import sys
-
-from orchestrator.rules import as_markdown
-
-sys.stdout.write(as_markdown())
