@@ -4,7 +4,7 @@
      "exit_code": 0 | 2 | 3 | 4,
      "summary": {"headline", "notes": [text], "text": both, "verdicts": {verdict: cells}, "cells": {state: cells}, "unexpected":
      cells, "unfinished_runs",
-                 "unvalidated": which graphed cells could not run, "repeats_to_decide": null | about how many decide on speed},
+                 "unvalidated": which graphed cells could not run},
      "margins": {"loss": nats, "grad_norm": relative},
      "looks": [repeats] after which verdicts are judged with `repeats: auto`, the last one being all; empty for fixed repeats,
      "cells": [one object per cell of the plan that ran or was to run, in the plan's order:

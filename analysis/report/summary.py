@@ -50,8 +50,6 @@ class Summary:
     unvalidated: str
     """Which graphed cells have no verdict and why; empty if each ran or was rejected, and at least one ran."""
     exit_code: ExitCode
-    repeats_to_decide: int | None
-    """About how many repeats decide on speed, where it is undecided and more repeats would do."""
     headline: str
     notes: tuple[str, ...]
 
@@ -75,7 +73,6 @@ def summarise(results: Sequence[CellResult], *, quick: bool = False) -> Summary:
         unfinished_runs=sum(run.attempt is None for result in results for run in result.runs),
         unvalidated=unvalidated,
         exit_code=exit_code(results) or (ExitCode.INCONCLUSIVE if unvalidated else ExitCode.PASS),
-        repeats_to_decide=undecided[0].repeats_to_decide if undecided else None,
         headline=one_line(" ".join(filter(None, (lack, decision)))),
         notes=tuple(map(one_line, filter(None, _notes(results, decision, undecided)))),
     )
