@@ -22,10 +22,12 @@ def print_next_commands(commands: Sequence[str]) -> None:
         print("next:", *(f"\n  {command}" for command in commands), sep="")
 
 
-def print_left_running(sweep: SweepPaths, plan: Plan) -> None:
-    """Print, after Ctrl-C, how to follow or cancel the runs, which continue."""
+def print_left_running(sweep: SweepPaths, plan: Plan, to_submit: str = "") -> None:
+    """Print, after Ctrl-C, how to follow or cancel the runs, which continue. ``to_submit`` submits runs that have no job yet."""
     print(f"\n{plan.name} keeps running without this command. To follow it, or to end it:")
     print(*(f"  {command}" for command in suggest_while_running(sweep, plan)), sep="\n")
+    if to_submit:
+        print(f"Some of its runs have no job yet. To submit them:\n  {to_submit}")
 
 
 def suggest_after(
@@ -36,12 +38,12 @@ def suggest_after(
     if any(state.alive for state in states.values()):
         commands += suggest_while_running(sweep, plan)
     elif any(map(_is_resumed, states.values())) or read_needed_runs(sweep, plan, states):
-        commands.append(format_command(f"resume {plan.name}", sweep))
+        commands.append(resume_command(sweep, plan))
     failed = [state for state in states.values() if state.failed]
     if failed:
         commands.append(format_command(f"logs {failed[0].run_id}", sweep))
     if not all(map(_is_resumed, failed)):
-        commands.append(format_command(f"resume {plan.name} --failed", sweep))
+        commands.append(resume_command(sweep, plan, failed=True))
     if not reported and any(state.finished for state in states.values()):
         commands.append(format_command(f"report {plan.name}", sweep))
     return commands
@@ -58,6 +60,10 @@ def suggest_while_running(sweep: SweepPaths, plan: Plan) -> list[str]:
 
 def cancel_command(sweep: SweepPaths, plan: Plan) -> str:
     return format_command(f"cancel {plan.name}", sweep)
+
+
+def resume_command(sweep: SweepPaths, plan: Plan, *, failed: bool = False) -> str:
+    return format_command(f"resume {plan.name}{' --failed' if failed else ''}", sweep)
 
 
 def format_command(verb: str, sweep: SweepPaths) -> str:

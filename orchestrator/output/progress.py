@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -12,16 +12,21 @@ from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.output.states import format_counts
+from orchestrator.submit.slurm_queue import Submitted
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.store import other_writers
 
 
 def print_orders(
-    paths: SweepPaths, states: Mapping[str, RunState], orders: Sequence[BundleOrder], other_runs: int
+    paths: SweepPaths,
+    states: Mapping[str, RunState],
+    orders: Sequence[BundleOrder],
+    other_runs: int,
+    submitted: Submitted,
 ) -> None:
     """Print which runs start now and which are kept. Every run of ``states`` counts once.
 
-    ``other_runs`` is the number of runs of earlier plans of this name.
+    ``other_runs`` is the number of runs of earlier plans of this name. ``submitted`` has the bundles that wait for room.
     """
     ordered = {run_id for order in orders for run_id, _ in order.schedule}
     alive = [state for state in states.values() if state.alive]
@@ -43,6 +48,9 @@ def print_orders(
                 f"{state.run_id} runs again, as attempt {state.next_attempt}: {folder}/{state.damaged}. No attempt of it counts "
                 f"until {folder} is moved away"
             )
+    if submitted.left:
+        waiting = _count_runs(order for order in orders if order.bundle_id in submitted.left)
+        print(f"{waiting} of them wait until Slurm accepts more jobs ({submitted.limit})")
     if other_runs:
         print(f"{count('run', other_runs)} of earlier plans of this name are kept on disk; the report leaves them out")
     # Flush, so that the reader of a pipe sees the output before the first run starts.
@@ -84,12 +92,20 @@ def print_pruned(sweep: str, files: int, total: int, kept: str, *, dry_run: bool
     print(f"{sweep}: kept, {kept}" if kept else f"{sweep}: {verb} {count('file', files)}, {size(total)}")
 
 
-def print_retries(orders: Sequence[BundleOrder], excluded_nodes: Sequence[str]) -> None:
-    """Print which runs are retried after a failure of the infrastructure."""
-    print_excluded_nodes(excluded_nodes)
-    print(f"{count('run', sum(len(order.schedule) for order in orders))} to retry")
+def print_later_orders(waiting: Sequence[BundleOrder], retries: Sequence[BundleOrder], submitted: Submitted) -> None:
+    """Print what a watching command submits: runs that waited for room, and retries after a failure of the infrastructure."""
+    print_excluded_nodes(submitted.avoided)
+    if retries:
+        print(f"{count('run', _count_runs(retries))} to retry")
+    left = _count_runs(order for order in waiting if order.bundle_id in submitted.left)
+    if left < _count_runs(waiting):
+        print(f"{count('waiting run', _count_runs(waiting) - left)} submitted{f'; {left} still wait' if left else ''}")
 
 
 def print_excluded_nodes(nodes: Sequence[str]) -> None:
     if nodes:
         print(f"excluded nodes: {', '.join(nodes)}; the infrastructure failed there")
+
+
+def _count_runs(orders: Iterable[BundleOrder]) -> int:
+    return sum(len(order.schedule) for order in orders)

@@ -21,7 +21,7 @@ from orchestrator.errors import InputError, Problem, SystemFault
 from orchestrator.submit.slurm_queue import poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.find_run import find_by_run_id
-from orchestrator.sweeps.run_state import RunState, live_runs, read_states
+from orchestrator.sweeps.run_state import RunState, live_runs, read_states, runs_without_job
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.store import order_lock, report_disk_errors
 from orchestrator.sweeps.submissions import read_submissions
@@ -66,7 +66,9 @@ def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> tupl
     with order_lock(sweep):
         jobs = poll_jobs(sweep, scheduler)
         alive = {bundle.root.name: set(run_ids) for bundle, run_ids in live_runs(sweep, jobs)}
-        going = {bundle: run_ids & chosen if chosen else run_ids for bundle, run_ids in alive.items()}
+        # A command that follows the sweep may be waiting to submit more of it.
+        left = {bundle.root.name: set(run_ids) for bundle, run_ids in runs_without_job(sweep, jobs)}
+        going = {bundle: run_ids & chosen if chosen else run_ids for bundle, run_ids in (alive | left).items()}
         with report_disk_errors(sweep):
             for bundle, run_ids in going.items():
                 if run_ids:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launch.common.grouped import grouped
 from orchestrator.errors import input_error
@@ -24,6 +24,11 @@ class Array:
     bundles: tuple[str, ...]
     chain: int | None = None
     """None if there are no limits."""
+
+    def halves(self) -> tuple[Array, Array]:
+        """Return two arrays that have the bundles of this one, which has several."""
+        middle = len(self.bundles) // 2
+        return replace(self, bundles=self.bundles[:middle]), replace(self, bundles=self.bundles[middle:])
 
 
 def count_chains(widest: int, max_nodes: int | None, max_jobs: int | None) -> int | None:

@@ -12,8 +12,9 @@ import re
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.common.atomic_files import sync_file_system
@@ -49,7 +50,7 @@ _UNREACHED = re.compile(
 )  # fmt: skip
 """The messages of sbatch if Slurm is at fault, not the request."""
 
-_SUBMIT_LIMIT = re.compile(r"(QOS|Assoc)(Max|Grp)SubmitJob")
+_SUBMIT_LIMIT = re.compile(r"(QOS|Assoc)(Max|Grp)SubmitJob\w*")
 """The reasons that sbatch prints if a user or an account has too many jobs. Each element of an array is one of them."""
 
 
@@ -146,6 +147,18 @@ def _find_sbatch(folder: Path) -> int | None:
 # --- submission -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Submitted:
+    """What one call of :func:`enqueue` has submitted."""
+
+    avoided: Sequence[str] = ()
+    """The nodes that its jobs avoid."""
+    left: Sequence[str] = ()
+    """The bundles for which a limit on the number of jobs left no room. Their orders are on disk."""
+    limit: str = ""
+    """That limit, in Slurm's word."""
+
+
 def enqueue(
     sweep: SweepPaths,
     plan: Plan,
@@ -153,8 +166,11 @@ def enqueue(
     cluster: Cluster,
     scheduler: JobMonitor,
     exclude: Sequence[str],
-) -> Sequence[str]:
-    """Submit ``orders`` to Slurm. Avoid the nodes in ``exclude`` if other nodes suffice, and return the avoided ones.
+) -> Submitted:
+    """Submit ``orders`` to Slurm. Avoid the nodes in ``exclude`` if other nodes suffice.
+
+    Slurm accepts an array as a whole or not at all, and each element counts as a job. So an array that exceeds a limit on the
+    number of jobs is halved until a single job has no room.
 
     Raises:
         InputError: Slurm rejects the profile's request, or a limit in the profile is too low for any job.
@@ -166,15 +182,24 @@ def enqueue(
     count = count_chains(widest, profile.max_nodes, profile.max_jobs)
     chains = [chain_name(sweep, plan, chain) for chain in range(count or 0)]
     loads = None if count is None else _loads(sweep, plan, chains, cluster, scheduler)
-    arrays = form_arrays(requests, loads, cluster.configuration.max_array_size)
+    arrays = deque(form_arrays(requests, loads, cluster.configuration.max_array_size))
     write_orders(sweep, orders)
-    for number, array in enumerate(arrays):
+    submitted = 0
+    while arrays:
+        array = arrays.popleft()
         chain = None if array.chain is None else chains[array.chain]
         try:
             exclude = _submit_where_possible(sweep, scheduler, array, cluster, chain, exclude)
         except Refused as refused:
-            raise _refusal(refused, array, cluster.profile, sum(len(a.bundles) for a in arrays[:number])) from refused
-    return exclude
+            limit = _submit_limit(refused)
+            if not limit:
+                raise _refusal(refused, array, cluster.profile, submitted) from refused
+            if len(array.bundles) == 1:
+                return Submitted(exclude, [bundle for a in (array, *arrays) for bundle in a.bundles], limit)
+            arrays.extendleft(reversed(array.halves()))
+        else:
+            submitted += len(array.bundles)
+    return Submitted(exclude)
 
 
 def chain_name(sweep: SweepPaths, plan: Plan, chain: int | str) -> str:
@@ -205,7 +230,7 @@ def _submit_where_possible(
     try:
         _submit(sweep, scheduler, array, cluster, chain, exclude)
     except Refused as refused:
-        if not (refused.certain and exclude):
+        if not (refused.certain and exclude) or _submit_limit(refused):
             raise
         _submit(sweep, scheduler, array, cluster, chain, ())
         return ()
@@ -252,6 +277,12 @@ def _find_refused(sweep: SweepPaths, submission: Submission, scheduler: JobMonit
     raise refused
 
 
+def _submit_limit(refused: Refused) -> str:
+    """Return the limit on the number of jobs for which sbatch failed, in Slurm's word; "" if it failed for another reason."""
+    limit = _SUBMIT_LIMIT.search(str(refused)) if refused.certain else None
+    return limit.group() if limit else ""
+
+
 def _refusal(refused: Refused, array: Array, profile: Profile, before: int) -> OrchestratorError:
     kept = f" (the {before} bundles that were submitted earlier continue)" if before else ""
     if _UNREACHED.search(str(refused)) or not refused.certain:
@@ -260,13 +291,7 @@ def _refusal(refused: Refused, array: Array, profile: Profile, before: int) -> O
             "the missing ones"
         )
     asked = f"{len(array.bundles)} x {array.request.nodes} nodes for {array.request.minutes} min"
-    if _SUBMIT_LIMIT.search(str(refused)):
-        fix = (
-            "each bundle is a job, and only so many may be in the queue. Run the command again when others have ended: it "
-            "submits the rest. Or sweep fewer cells at a time (--only)"
-        )
-    else:
-        fix = f"{PROGRAM} plan RECIPE prints the script; correct the profile, then run the command again"
+    fix = f"{PROGRAM} plan RECIPE prints the script; correct the profile, then run the command again"
     return input_error(
         f"profile {profile.name}" if profile.name else "", f"sbatch rejects {asked}: {refused}{kept}", fix
     )

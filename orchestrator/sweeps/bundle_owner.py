@@ -99,6 +99,13 @@ class BundleOwner:
         """Return whether the job has ended without starting the attempt that was ordered after number ``started``."""
         return not self.lives and self.on_slurm and self._is_due(run_id, started)
 
+    def lacks_job(self, run_id: str, started: int) -> bool:
+        """Return whether no job will start the attempt that was ordered on Slurm after number ``started``, and ``cancel`` does
+        not cover it. A command may wait to submit it."""
+        covered = self._cancellation is not None and self._cancellation.covers(run_id)
+        ordered = self.order is not None and self.order.step is not None
+        return ordered and not self.lives and not covered and self._is_due(run_id, started)
+
     def _is_due(self, run_id: str, started: int) -> bool:
         return self.ordered.get(run_id, 0) > started and run_id not in self.not_needed
 

@@ -102,6 +102,14 @@ def live_runs(sweep: SweepPaths, jobs: Jobs | None = None) -> Iterator[tuple[Bun
             yield owner.bundle, alive
 
 
+def runs_without_job(sweep: SweepPaths, jobs: Jobs) -> Iterator[tuple[BundlePaths, list[str]]]:
+    """Yield each bundle on Slurm with its ordered runs that no job will start, and that ``cancel`` does not cover."""
+    for owner in bundle_owners(sweep, jobs, dict.fromkeys(bundles(sweep), ())):
+        left = [r for r in owner.ordered if owner.lacks_job(r, max(sweep.run(r).attempt_numbers(), default=0))]
+        if left:
+            yield owner.bundle, left
+
+
 def open_submissions(sweep: SweepPaths) -> list[Submission]:
     """Return the submissions of bundles in which an ordered attempt has no outcome. Slurm is asked about their jobs."""
     submissions = read_submissions(sweep)

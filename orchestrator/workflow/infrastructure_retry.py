@@ -1,4 +1,5 @@
-"""Retry runs that an infrastructure failure ended, while a command watches the sweep under Slurm."""
+"""Submit while a command watches the sweep under Slurm: runs that wait for room in its queue, and retries of runs that an
+infrastructure failure ended."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from launch.contract.bundle import BundleOrder
 from launch.contract.errors import OrchestratorError
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
-from orchestrator.output.progress import print_retries
+from orchestrator.errors import InputError
+from orchestrator.output.progress import print_later_orders
 from orchestrator.submit.attempts_to_begin import attempts_to_begin
-from orchestrator.submit.slurm_queue import enqueue, poll_jobs
+from orchestrator.submit.backlog import Backlog
+from orchestrator.submit.slurm_queue import Submitted, enqueue, poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.run_state import RunState, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor
@@ -20,49 +23,65 @@ from orchestrator.sweeps.store import is_planned, order_lock
 from orchestrator.targets.slurm_cluster import Cluster
 
 PAUSE_SECONDS = 30.0
-"""Seconds to wait after a retry that could not be submitted, while other runs continue."""
+"""Seconds to wait after a submission that failed or found no room, while other runs continue."""
 
 
 class InfrastructureRetry:
-    """Submit retries, given the state of each run. Return whether any was submitted."""
+    """Submit the backlog and retries, given the state of each run. Return whether anything was submitted or still waits."""
 
-    def __init__(self, sweep: SweepPaths, plan: Plan, cluster: Cluster, scheduler: JobMonitor) -> None:
+    def __init__(
+        self, sweep: SweepPaths, plan: Plan, cluster: Cluster, scheduler: JobMonitor, backlog: Backlog
+    ) -> None:
         self._sweep = sweep
         self._plan = plan
         self._cluster = cluster
         self._scheduler = scheduler
-        self._not_before = 0.0
+        self._backlog = backlog
+        self._not_before = time.monotonic() + PAUSE_SECONDS if backlog else 0.0
+        self._jobs = 0
         self._last_error = ""
 
     def __call__(self, states: Mapping[str, RunState]) -> bool:
-        if time.monotonic() < self._not_before and any(state.alive for state in states.values()):
-            return False
+        jobs = len({state.job.job_id for state in states.values() if state.job is not None and state.has_job})
+        room, self._jobs = bool(self._backlog) and jobs < self._jobs, jobs
+        others = bool(self._backlog) or any(state.alive for state in states.values())
+        if others and not room and time.monotonic() < self._not_before:
+            return bool(self._backlog)
+        submitted = False
         try:
-            return bool(self._orders(states)) and self._submit()
+            submitted = bool(self._backlog or self._orders(states)) and self._submit()
+            if self._backlog:
+                self._not_before = time.monotonic() + PAUSE_SECONDS
         except OrchestratorError as error:
-            # The runs continue, so keep watching them.
+            # The runs continue, so keep watching them. Wait for Slurm, but not for a request that it rejects.
+            if isinstance(error, InputError):
+                self._backlog.replace(Submitted())
             self._not_before = time.monotonic() + PAUSE_SECONDS
             if str(error) != self._last_error:
                 self._last_error = str(error)
-                sys.stderr.write(f"retries are not submitted yet: {error}\n")
-            return False
+                sys.stderr.write(f"runs are not submitted yet: {error}\n")
+        return submitted or bool(self._backlog)
 
-    def _orders(self, states: Mapping[str, RunState]) -> tuple[BundleOrder, ...]:
-        return attempts_to_begin(self._plan, states, self._cluster, "infrastructure")
+    def _orders(self, states: Mapping[str, RunState]) -> list[BundleOrder]:
+        orders = attempts_to_begin(self._plan, states, self._cluster, "infrastructure")
+        return [order for order in orders if order.bundle_id not in self._backlog]
 
     def _submit(self) -> bool:
         with order_lock(self._sweep):
             # Another command may have been faster, cancelled the sweep, or planned it again.
             if not is_planned(self._sweep, self._plan):
+                self._backlog.replace(Submitted())
                 return False
             jobs = poll_jobs(self._sweep, self._scheduler)
             states = read_states(self._sweep, self._plan, jobs)
             close_dead_attempts(self._sweep, states)
-            orders = self._orders(states)
+            waiting, retries = self._backlog.orders(), self._orders(states)
+            orders = [*waiting, *retries]
             if orders:
                 nodes = nodes_to_avoid(states, orders, self._cluster)
-                avoided = enqueue(self._sweep, self._plan, orders, self._cluster, self._scheduler, nodes)
-                print_retries(orders, avoided)
+                submitted = enqueue(self._sweep, self._plan, orders, self._cluster, self._scheduler, nodes)
+                print_later_orders(waiting, retries, submitted)
+            self._backlog.replace(submitted if orders else Submitted())
             return bool(orders)
 
 

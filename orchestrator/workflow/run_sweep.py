@@ -14,15 +14,22 @@ from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from launch.contract.records.digest import digest_records
 from orchestrator.errors import SystemFault, input_error
-from orchestrator.output.next_commands import cancel_command, print_left_running, print_next_commands, suggest_after
+from orchestrator.output.next_commands import (
+    cancel_command,
+    print_left_running,
+    print_next_commands,
+    resume_command,
+    suggest_after,
+)
 from orchestrator.output.progress import print_excluded_nodes, print_orders, warn_shared_store, warn_unshared_store
 from orchestrator.output.progress_view import open_view
 from orchestrator.output.report import print_delivered, print_report, print_tracking
 from orchestrator.output.states import print_needed_runs
 from orchestrator.submit.attempts_to_begin import Policy, attempts_to_begin
+from orchestrator.submit.backlog import Backlog
 from orchestrator.submit.executor import Executor
 from orchestrator.submit.local_queue import run_in_foreground, start_queue
-from orchestrator.submit.slurm_queue import enqueue, poll_jobs
+from orchestrator.submit.slurm_queue import Submitted, enqueue, poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.report_process import (
     read_exit_code,
@@ -75,49 +82,62 @@ def carry_out(
     scheduler = JobMonitor()
     with report_disk_errors(paths):
         paths.root.mkdir(parents=True, exist_ok=True)
-    run = partial(_run_started, paths, plan, target, executor, scheduler, wait=wait)
-    states = run(partial(_start_runs, paths, plan, target, policy, scheduler, wait=wait))
+    backlog = Backlog(paths, policy)
+    run = partial(_run_started, paths, plan, target, executor, scheduler, backlog, wait=wait)
+    states = run(partial(_start_runs, paths, plan, target, policy, scheduler, backlog, wait=wait))
     if needed := _judge_needed_runs(paths, plan, states):
         print_needed_runs(needed)
-        states = run(partial(_start_needed_runs, paths, plan, target, needed, scheduler))
+        states = run(partial(_start_needed_runs, paths, plan, target, needed, scheduler, backlog))
     return states
 
 
 def _run_started(
-    paths: SweepPaths, plan: Plan, target: Target, executor: Executor, scheduler: JobMonitor, start: Callable[[], bool], *,
-    wait: bool
+    paths: SweepPaths, plan: Plan, target: Target, executor: Executor, scheduler: JobMonitor, backlog: Backlog,
+    start: Callable[[], bool], *, wait: bool
 ) -> Mapping[str, RunState]:  # fmt: skip
     """Start runs, watch them, and return the state of every run. ``start`` returns whether any run is running or waiting."""
     with order_lock(paths):
         active = start()
+        to_submit = resume_command(paths, plan, failed=backlog.policy == "failed")
+        if backlog and not wait:
+            raise SystemFault(f"not every run has a job. When jobs have ended, this submits the rest:\n  {to_submit}")
         if active and executor == "local":
             start_queue(paths)
     try:
         if executor == "debug":
             run_in_foreground(paths)
         if active and wait:
-            _watch(paths, plan, target, executor, scheduler)
+            _watch(paths, plan, target, executor, scheduler, backlog)
     except KeyboardInterrupt:
         if executor == "debug":
             print_next_commands(suggest_after(paths, plan, read_states(paths, plan)))
         else:
-            print_left_running(paths, plan)
+            print_left_running(paths, plan, to_submit if backlog else "")
         raise
     return _close_and_read(paths, plan, scheduler.look(open_submissions(paths)))
 
 
-def _watch(paths: SweepPaths, plan: Plan, target: Target, executor: Executor, scheduler: JobMonitor) -> None:
+def _watch(
+    paths: SweepPaths, plan: Plan, target: Target, executor: Executor, scheduler: JobMonitor, backlog: Backlog
+) -> None:
     with open_view(plan) as view:
         if isinstance(target, Cluster):
             timeout = PendingTimeout(target.profile.max_pending_minutes)
-            retry = InfrastructureRetry(paths, plan, target, scheduler)
+            retry = InfrastructureRetry(paths, plan, target, scheduler, backlog)
             watch_slurm(paths, plan, view, scheduler, timeout, retry)
         else:
             watch_host(paths, plan, view, restart_queue=executor == "local")
 
 
 def _start_runs(
-    paths: SweepPaths, plan: Plan, target: Target, policy: Policy, scheduler: JobMonitor, *, wait: bool
+    paths: SweepPaths,
+    plan: Plan,
+    target: Target,
+    policy: Policy,
+    scheduler: JobMonitor,
+    backlog: Backlog,
+    *,
+    wait: bool,
 ) -> bool:
     """Write ``plan`` and submit the runs that may start. Return whether any run is running or waiting now.
 
@@ -143,23 +163,26 @@ def _start_runs(
     _delete_stale_orders(paths, plan, jobs)
     for folder in (paths.root.parent, paths.root) if orders else ():
         warn_shared_store(folder)
-    _submit(paths, plan, target, orders, states, scheduler)
+    _submit(paths, plan, target, orders, states, scheduler, backlog)
     return bool(orders) or any(state.alive for state in states.values())
 
 
 def _submit(
     paths: SweepPaths, plan: Plan, target: Target, orders: Sequence[BundleOrder], states: Mapping[str, RunState],
-    scheduler: JobMonitor
+    scheduler: JobMonitor, backlog: Backlog
 ) -> None:  # fmt: skip
+    submitted = Submitted()
     if isinstance(target, Cluster) and orders:
         _check_store(paths)
         nodes = nodes_to_avoid(states, orders, target)
-        print_excluded_nodes(enqueue(paths, plan, orders, target, scheduler, nodes))
+        submitted = enqueue(paths, plan, orders, target, scheduler, nodes)
+        print_excluded_nodes(submitted.avoided)
     elif not isinstance(target, Cluster):
         write_orders(paths, orders)
         with report_disk_errors(paths):
             sync_file_system(paths.root)
-    print_orders(paths, states, orders, runs_of_other_plans(paths, plan))
+    backlog.replace(submitted)
+    print_orders(paths, states, orders, runs_of_other_plans(paths, plan), submitted)
 
 
 def _judge_needed_runs(paths: SweepPaths, plan: Plan, states: Mapping[str, RunState]) -> frozenset[str]:
@@ -174,7 +197,9 @@ def _judge_needed_runs(paths: SweepPaths, plan: Plan, states: Mapping[str, RunSt
     return read_needed_runs(paths, plan, states)
 
 
-def _start_needed_runs(paths: SweepPaths, plan: Plan, target: Target, needed: Set[str], scheduler: JobMonitor) -> bool:
+def _start_needed_runs(
+    paths: SweepPaths, plan: Plan, target: Target, needed: Set[str], scheduler: JobMonitor, backlog: Backlog
+) -> bool:
     """Submit the runs in ``needed``. Return whether any run is running or waiting now."""
     # Another command may have been faster, or planned the sweep again.
     if not is_planned(paths, plan):
@@ -182,7 +207,7 @@ def _start_needed_runs(paths: SweepPaths, plan: Plan, target: Target, needed: Se
     states = _close_and_read(paths, plan, poll_jobs(paths, scheduler))
     planned = {run_id: RunState(run_id, "PLANNED", 1) for run_id in needed - states.keys()}
     orders = attempts_to_begin(plan, planned, target, "new")
-    _submit(paths, plan, target, orders, {**states, **planned}, scheduler)
+    _submit(paths, plan, target, orders, {**states, **planned}, scheduler, backlog)
     return bool(orders) or any(state.alive for state in states.values())
 
 

@@ -24,7 +24,7 @@ MOST_SECONDS = 20.0
 """The longest pause between polls in seconds, even after a slow poll: a node failure or the end must be noticed in time."""
 
 Retry = Callable[[Mapping[str, RunState]], bool]
-"""Submit what is to be retried, given the state of each run. Return whether anything was submitted."""
+"""Submit what is to be retried, given the state of each run. Return whether anything was submitted or waits for room."""
 
 
 def watch_slurm(

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from launch.common.file_lock import holder
 from tests.slurm.configuration import (
+    ACCOUNT,
     CLUSTER_NAME,
     NODES,
     PATH,
@@ -30,6 +31,7 @@ from tests.slurm.configuration import (
     check_packages,
     free_ports,
     install_database,
+    user_name,
     write,
 )
 from tests.slurm.supervisor import LOCK
@@ -165,7 +167,9 @@ class Cluster:
         self._wait(lambda: _accepts(ports.database), "the database", needs=["mariadbd"])
         self.start("slurmdbd")
         self._wait(lambda: _accepts(ports.accounting), "the accounting", needs=["slurmdbd"])
-        self.run("sacctmgr", "--immediate", "add", "cluster", CLUSTER_NAME)
+        # Limits bind only jobs of an account.
+        for entity in (("cluster", CLUSTER_NAME), ("account", ACCOUNT), ("user", user_name(), f"account={ACCOUNT}")):
+            self.run("sacctmgr", "--immediate", "add", *entity)
         for name in ("slurmctld", *NODES):
             self.start(name)
         self.wait_until_idle()

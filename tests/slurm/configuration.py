@@ -19,6 +19,7 @@ from pathlib import Path
 from launch.common.atomic_files import write_json
 
 CLUSTER_NAME = "test"
+ACCOUNT = "test"
 NODES = ("node1", "node2", "node3", "node4")
 GPUS_A_NODE = 8
 CPUS_A_NODE = 16
@@ -105,7 +106,7 @@ def write(folder: Path, ports: Ports) -> None:
 
 
 def install_database(folder: Path) -> list[str]:
-    return ["mariadb-install-db", "--no-defaults", f"--datadir={folder}/database", f"--user={_user()}",
+    return ["mariadb-install-db", "--no-defaults", f"--datadir={folder}/database", f"--user={user_name()}",
             "--auth-root-authentication-method=socket", "--skip-test-db", *_SMALL_DATABASE]  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def _daemons(folder: Path, ports: Ports) -> dict[str, list[str]]:
     munged = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket",
               f"--pid-file={folder}/run/munged.pid", f"--seed-file={folder}/munge.seed",
               f"--log-file={folder}/log/munged.log"]  # fmt: skip
-    mariadbd = ["mariadbd", "--no-defaults", f"--user={_user()}", f"--datadir={folder}/database",
+    mariadbd = ["mariadbd", "--no-defaults", f"--user={user_name()}", f"--datadir={folder}/database",
                 f"--tmpdir={folder}/tmp", f"--socket={folder}/mariadb.socket", f"--pid-file={folder}/run/mariadbd.pid",
                 f"--port={ports.database}", "--bind-address=127.0.0.1", "--skip-name-resolve",
                 f"--init-file={folder}/accounting.sql", *_SMALL_DATABASE]  # fmt: skip
@@ -139,8 +140,8 @@ def _slurm_conf(folder: Path, ports: Ports) -> str:
 ClusterName={CLUSTER_NAME}
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={ports.controller}
-SlurmUser={_user()}
-SlurmdUser={_user()}
+SlurmUser={user_name()}
+SlurmdUser={user_name()}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 StateSaveLocation={folder}/state
@@ -172,6 +173,7 @@ AccountingStorageHost=127.0.0.1
 AccountingStoragePort={ports.accounting}
 AccountingStoragePass={folder}/munge.socket
 AccountingStorageTRES=gres/gpu
+AccountingStorageEnforce=limits
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill
@@ -185,7 +187,7 @@ def _slurmdbd_conf(folder: Path, ports: Ports, password: str) -> str:
 DbdHost=localhost
 DbdAddr=127.0.0.1
 DbdPort={ports.accounting}
-SlurmUser={_user()}
+SlurmUser={user_name()}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 LogFile={folder}/log/slurmdbd.log
@@ -211,5 +213,5 @@ def _write_private(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _user() -> str:
+def user_name() -> str:
     return pwd.getpwuid(os.getuid()).pw_name

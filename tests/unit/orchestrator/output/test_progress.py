@@ -12,6 +12,7 @@ from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Limits, Margins, Plan
 from orchestrator.output.progress import print_cancelled, print_orders
+from orchestrator.submit.slurm_queue import Submitted
 from orchestrator.sweeps.run_state import RunState
 
 ENDED = {name: Outcome(name, "measure", "bundle", 0.0, 1.0) for name in ("COMPLETED", "FAILED", "CANCELLED")}
@@ -46,7 +47,7 @@ STATES = [
 def test_every_run_counts_once(capsys: pytest.CaptureFixture[str], ordered: list[str], said: str) -> None:
     states = {state.run_id: state for state in STATES}
     order = BundleOrder("b", "w", tuple((run_id, 2) for run_id in ordered), Limits(), slots=1, slot_names=("cpu",))
-    print_orders(SweepPaths(Path("none")), states, [order], 0)
+    print_orders(SweepPaths(Path("none")), states, [order], 0, Submitted())
     line = capsys.readouterr().out
     assert line.startswith(said)
     assert sum(map(int, re.findall(r"\d+", line))) == len(states)

@@ -226,28 +226,6 @@ def test_a_refusal_is_told_from_a_silence(
     assert refused.value.certain == certain
 
 
-@pytest.mark.parametrize(
-    ("words", "fix"),
-    [
-        (
-            "QOSMaxSubmitJobPerUserLimit; Batch job submission failed: Job violates accounting/QOS policy",
-            "submits the rest",
-        ),
-        (
-            "AssocGrpSubmitJobsLimit; Batch job submission failed: Job violates accounting/QOS policy",
-            "submits the rest",
-        ),
-        (
-            "QOSMaxCpuPerUserLimit; Batch job submission failed: Job violates accounting/QOS policy",
-            "correct the profile",
-        ),
-    ],
-)
-def test_a_limit_on_the_number_of_jobs_is_no_fault_of_the_profile(words: str, fix: str) -> None:
-    refusal = slurm_queue._refusal(Refused(words, certain=True), Array(REQUEST, ("one",)), Profile(), 0)
-    assert fix in str(refusal)
-
-
 # --- left open by an earlier command --------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from launch.contract.spec import spec_from_json
 from orchestrator.cli.main import main
+from orchestrator.submit.slurm_queue import Submitted
 from orchestrator.sweeps.store import write_orders, write_plan
 from orchestrator.workflow import run_sweep
 from tests.planned import CLUSTER, COMPILED, plan
@@ -37,11 +38,11 @@ def test_a_needed_run_is_a_job_of_its_own_after_all_others_have_ended(
     (needed,) = found.runs_if_needed
     submitted: list[tuple[tuple[str, int], ...]] = []
 
-    def enqueue(paths: SweepPaths, planned: Plan, orders: Sequence[BundleOrder], *rest: Any) -> Sequence[str]:
+    def enqueue(paths: SweepPaths, planned: Plan, orders: Sequence[BundleOrder], *rest: Any) -> Submitted:
         """Write orders, and be killed before sbatch."""
         submitted.extend(order.schedule for order in orders)
         write_orders(paths, orders)
-        return ()
+        return Submitted()
 
     def report(paths: SweepPaths) -> None:
         write_json(paths.report / "summary.json", {"needed_runs": [needed]})
