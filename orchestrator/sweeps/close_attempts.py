@@ -47,14 +47,18 @@ def close_dead_attempts(
 
 def _reason_to_give_up(state: RunState, called_off: Mapping[str, str]) -> tuple[FailureClass, str] | None:
     """Return why no job will start the ordered attempt any more, or None if one may or the run has a result."""
-    if state.job is None or not state.abandoned or state.ended_by_itself:
-        return None
     job = state.job
-    if state.name == "CANCELLED" and job.job_id in called_off:
-        return CANCELLED, f"job {job.job_id} was cancelled: {called_off[job.job_id]}"
-    if state.name != "CANCELLED" and state.launches >= MOST_LAUNCHES:
-        message = f"{state.launches} jobs in a row ended before any run began; the last, {job.job_id}, as {job.state}"
-        return LAUNCH, message
+    if job is not None and state.abandoned and not state.ended_by_itself:
+        if state.name == "CANCELLED" and job.job_id in called_off:
+            return CANCELLED, f"job {job.job_id} was cancelled: {called_off[job.job_id]}"
+        if state.name != "CANCELLED" and state.launches >= MOST_LAUNCHES:
+            message = (
+                f"{state.launches} jobs in a row ended before any run began; the last, {job.job_id}, as {job.state}"
+            )
+            return LAUNCH, message
+    if state.name == "CANCELLED" and state.next_attempt == 1:
+        # The report reads only records.
+        return CANCELLED, "cancelled before it began"
     return None
 
 

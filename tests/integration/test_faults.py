@@ -178,7 +178,7 @@ def test_cancel_ends_everything_and_another_sweep_never_ran_beside_it(host: Host
 
     resumed = host.run("resume", "one", "--executor", "debug")
     assert resumed.returncode == 0, resumed.stdout
-    assert host.attempts("one") == {running: [1, 2], waiting: [1]}
+    assert host.attempts("one") == {running: [1, 2], waiting: [1, 2]}
     assert host.states("one") == {running: "COMPLETED", waiting: "COMPLETED"}
 
 
@@ -195,7 +195,8 @@ def test_chosen_runs_are_cancelled_and_the_others_go_on(host: Host) -> None:
     assert host.states("some") == {running: "RUNNING"} | dict.fromkeys([behind, *waiting], "CANCELLED")
     assert host.run("cancel", "some", running).returncode == 0
     host.wait_for_nobody()
-    assert host.attempts("some") == {running: [1], behind: [], waiting[0]: [], waiting[1]: []}
+    for run, message in {running: "while it ran", **dict.fromkeys([behind, *waiting], "before it began")}.items():
+        assert host.outcome("some", run).message == f"cancelled {message}"
 
 
 def test_a_supervisor_that_cannot_begin_is_not_started_for_ever(host: Host) -> None:

@@ -91,7 +91,6 @@ def test_nothing_is_written_of_what_lives_or_is_on_disk(sweep: SweepPaths) -> No
         RunState(RUN, "PLANNED", 1),
         RunState(RUN, "INTERRUPTED", 2, job=job("TIMEOUT")),
         abandoned(launches=MOST_LAUNCHES - 1),
-        abandoned("CANCELLED", job_state="CANCELLED"),
     ]
     assert [close_dead_attempts(sweep, {RUN: state}) for state in states] == [False] * len(states)
     assert not sweep.root.exists()
@@ -126,6 +125,16 @@ def test_a_run_whose_job_waited_for_too_long_says_so(sweep: SweepPaths) -> None:
     written = read_json(sweep.run(RUN).attempt(1).outcome)
     assert written["outcome"] == written["failure_class"] == "CANCELLED"
     assert written["message"] == "job 12_3 was cancelled: it waited for more than 60 minutes (Resources)"
+
+
+@pytest.mark.parametrize("state", [RunState(RUN, "CANCELLED", 1), abandoned("CANCELLED", job_state="CANCELLED")])
+def test_the_report_learns_that_a_run_was_cancelled_before_it_began(sweep: SweepPaths, state: RunState) -> None:
+    assert close_dead_attempts(sweep, {RUN: state})
+    written = read_outcome(sweep.run(RUN).attempt(1))
+    assert written and (written.outcome, written.message) == ("CANCELLED", "cancelled before it began")
+    assert not close_dead_attempts(sweep, {RUN: dataclasses.replace(state, next_attempt=2)}), (
+        "an attempt before it is cancelled"
+    )
 
 
 @pytest.mark.parametrize("state", [ended, abandoned])
