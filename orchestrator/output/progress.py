@@ -75,6 +75,11 @@ def warn_shared_store(folder: Path) -> None:
         )
 
 
+def print_wait(line: str) -> None:
+    """Print what a command waits for, beside its output."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def print_cancelled(plan: Plan, cancelled: Sequence[str], states: Mapping[str, RunState], *, all_runs: bool) -> None:
     """Print how many runs were cancelled, those of earlier plans separately, then the states that ``status`` counts."""
     earlier = sum(run_id not in states for run_id in cancelled)

@@ -6,11 +6,14 @@ scancel also ends a job whose supervisor does not react.
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from launch.common.atomic_files import write_json, write_text
+from launch.common.file_lock import UNNAMED, Owner, holder
 from launch.common.poll_interval import poll_interval
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
@@ -28,6 +31,8 @@ from orchestrator.sweeps.submissions import read_submissions
 
 ASKED_SECONDS = 30.0
 """How long supervisors may take to end their runs."""
+QUIET_SECONDS = 2.0
+"""How long to wait before saying so. Most runs end within this time."""
 ENDED_SECONDS = 120.0
 """How long Slurm may take to end a job: KillWait, 30 s by default, and the site's epilog."""
 POLL_SECONDS = 0.2
@@ -54,8 +59,10 @@ def choose(plan: Plan, wanted: Sequence[str]) -> frozenset[str] | None:
     return frozenset(chosen) or None
 
 
-def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> tuple[list[str], dict[str, RunState]]:
-    """Cancel ``chosen`` runs (None: all) and wait until they have ended.
+def cancel(
+    sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None, tell: Callable[[str], None]
+) -> tuple[list[str], dict[str, RunState]]:
+    """Cancel ``chosen`` runs (None: all) and wait until they have ended. ``tell`` is told what this waits for.
 
     Return the cancelled runs, and the state of every run of ``plan`` afterwards.
 
@@ -77,8 +84,13 @@ def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> tupl
             sweep, scheduler, chosen, frozenset(b for b, run_ids in alive.items() if going[b] == run_ids)
         )
         scancel(cancelled.job_ids(jobs, "waits"))
-    if not cancelled.have_ended(ASKED_SECONDS):
-        scancel(cancelled.job_ids(scheduler.look(read_submissions(sweep))))
+    if not cancelled.have_ended(QUIET_SECONDS):
+        tell(f"waiting up to {ASKED_SECONDS:g} s for {cancelled.describe_left()}")
+    if not cancelled.have_ended(ASKED_SECONDS - QUIET_SECONDS):
+        job_ids = cancelled.job_ids(scheduler.look(read_submissions(sweep)))
+        scancel(job_ids)
+        by_scancel = " after scancel" if job_ids else ""
+        tell(f"waiting up to {ENDED_SECONDS:g} s more{by_scancel} for {cancelled.describe_left()}")
         if not cancelled.have_ended(ENDED_SECONDS):
             seconds = ASKED_SECONDS + ENDED_SECONDS
             raise SystemFault(
@@ -158,5 +170,35 @@ class CancelledJobs:
 
     def _have_ended(self) -> bool:
         jobs = self.scheduler.look(read_submissions(self.sweep))
-        left = (run_id for _, run_ids in live_runs(self.sweep, jobs) for run_id in run_ids)
-        return not self.job_ids(jobs) and all(self.chosen is not None and run_id not in self.chosen for run_id in left)
+        return not self.job_ids(jobs) and not self._left(jobs)
+
+    def describe_left(self) -> str:
+        """Say what has not ended: runs, each with the process that must end it, and jobs."""
+        jobs = self.scheduler.look(read_submissions(self.sweep))
+        runs = [_describe_supervisor(bundle, run_ids) for bundle, run_ids in self._left(jobs)]
+        return "; ".join([*runs, *(f"job {job_id}" for job_id in self.job_ids(jobs))])
+
+    def _left(self, jobs: Jobs) -> list[tuple[BundlePaths, list[str]]]:
+        """Return the bundles with runs to cancel that still run or wait."""
+        chosen = (
+            (b, [r for r in run_ids if self.chosen is None or r in self.chosen])
+            for b, run_ids in live_runs(self.sweep, jobs)
+        )
+        return [(bundle, run_ids) for bundle, run_ids in chosen if run_ids]
+
+
+def _describe_supervisor(bundle: BundlePaths, run_ids: Sequence[str]) -> str:
+    runs, owner = ", ".join(run_ids), holder(bundle.lock)
+    if owner is None or owner == UNNAMED:
+        return runs
+    stopped = f", which is stopped: kill -CONT {owner.pid} lets it react" if _is_stopped(owner) else ""
+    return f"{runs} (supervised by process {owner.pid} on {owner.host}{stopped})"
+
+
+def _is_stopped(owner: Owner) -> bool:
+    """Return whether the process is on this host and SIGSTOP has stopped it."""
+    try:
+        state = Path(f"/proc/{owner.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return owner.host == socket.gethostname() and state == "T"

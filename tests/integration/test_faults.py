@@ -199,6 +199,21 @@ def test_chosen_runs_are_cancelled_and_the_others_go_on(host: Host) -> None:
         assert host.outcome("some", run).message == f"cancelled {message}"
 
 
+def test_cancel_says_at_once_that_a_stopped_supervisor_keeps_it_waiting(host: Host) -> None:
+    (run,) = host.begin_unwatched(recipe("stopped", steps=10**6))
+    host.wait_for_step("stopped", run)
+    supervisor = host.supervisor("stopped")
+    os.kill(supervisor, signal.SIGSTOP)
+    cancelling = host.start("cancel", "stopped")
+    assert cancelling.stderr is not None
+    line = cancelling.stderr.readline()
+    os.kill(supervisor, signal.SIGCONT)
+    out, err = cancelling.communicate(timeout=120)
+    assert f"{run} (supervised by process {supervisor} on " in line, err
+    assert f"which is stopped: kill -CONT {supervisor} lets it react" in line
+    assert cancelling.returncode == 0 and "cancelled 1 run" in out, err
+
+
 def test_a_supervisor_that_cannot_begin_is_not_started_for_ever(host: Host) -> None:
     path = host.write(recipe("mini"))
     (bundle,) = json.loads(host.run("plan", path, "--json").stdout)["bundles"]

@@ -7,7 +7,7 @@ import argparse
 from launch.common.command_line import Parser
 from orchestrator.cli.arguments import add_json
 from orchestrator.output.print_json import print_json
-from orchestrator.output.progress import print_cancelled
+from orchestrator.output.progress import print_cancelled, print_wait
 from orchestrator.submit.cancel import cancel, choose
 from orchestrator.sweeps.store import Store, read_plan
 
@@ -25,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     paths = Store(arguments.store).find(arguments.sweep)
     plan = read_plan(paths)
-    cancelled, states = cancel(paths, plan, choose(plan, arguments.run_ids))
+    cancelled, states = cancel(paths, plan, choose(plan, arguments.run_ids), print_wait)
     if arguments.json:
         print_json({"cancelled": cancelled})
     else:
