@@ -51,6 +51,7 @@ class StepRanks:
         self._name = step_name(attempt)
         self._exits_read: set[int] = set()
         self._failed_at: float | None = None
+        self._was_ended = False
         with open(attempt.launcher_log, "ab") as log:
             self._srun = subprocess.Popen(
                 srun_command(step, attempt),
@@ -96,6 +97,7 @@ class StepRanks:
 
         srun may end before its step, so only the queue shows that the nodes are free.
         """
+        self._was_ended = True
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline:
             step = self._find()
@@ -124,11 +126,12 @@ class StepRanks:
             # The supervisor got SIGTERM, but the job goes on. So somebody asked only this supervisor to end, as on a host.
             asked: EndedBy = "cancel" if state is not None and stage_of(state) == "runs" else "job"
             return dataclasses.replace(evidence, ended_by=asked)
-        if diagnose(evidence).failure_class == "SIGKILL":
+        if diagnose(evidence).failure_class in ("SIGKILL", "COMMUNICATION"):
             end = step_end(self._allocation.job, self._name)
-            # srun also cancels its step, if a rank fails or if it is killed itself. Then a rank has recorded its end, or srun's
-            # own code is a signal.
-            by_somebody = end.cancelled and not evidence.exits and self._srun.wait() > 0
+            # srun and this process also cancel the step if a rank fails, and srun if it is killed itself. Then a rank has recorded
+            # an end of its own, or srun's own code is a signal. Ranks of a cancelled step may see first that others are gone.
+            caused = all(not e.is_recorded or e.rank in evidence.ranks_of_consequences for e in evidence.exits)
+            by_somebody = end.cancelled and caused and not self._was_ended and self._srun.wait() > 0
             ended_by: EndedBy = "cancel" if by_somebody else evidence.ended_by
             return dataclasses.replace(evidence, ended_by=ended_by, over_memory=end.over_memory)
         return evidence

@@ -150,14 +150,20 @@ def test_a_job_that_an_operator_cancels(cluster: Cluster, tmp_path: Path) -> Non
 
 
 def test_a_step_that_an_operator_cancels_is_cancelled_and_the_next_run_begins(cluster: Cluster, tmp_path: Path) -> None:
-    """Of several ranks, one may see before its own end that a peer is gone. The run then ends as COMMUNICATION."""
-    bundle = Bundle(tmp_path, cluster, [ENDLESS, SHORT], nodes=1, ranks=1)
+    """The ranks of the second node see that the first node's are gone, because Slurm reaches their node last."""
+    bundle = Bundle(tmp_path, cluster, [ENDLESS, SHORT], ranks=1)
     bundle.submit()
     bundle.wait_for_step(0)
     steps = (line.split() for line in cluster.run("squeue", "--noheader", "--steps", "--format=%i %j").splitlines())
     names = {step: name for step, name in steps if step.startswith(f"{bundle.job}.")}
     (step,) = (step for step, name in names.items() if name == f"{bundle.run_ids[0]}.1")
-    cluster.run("scancel", step)
+    slurmstepd = parent_of(parent_of(bundle.rank_pid(0, 1)))
+    os.kill(slurmstepd, signal.SIGSTOP)
+    try:
+        cluster.run("scancel", step)
+        wait_until(bundle.attempt(0).rank_exit(1).exists, 60, "the second rank to see it", bundle.output)
+    finally:
+        os.kill(slurmstepd, signal.SIGCONT)
     bundle.wait_until_over()
     assert bundle.outcomes() == ["CANCELLED", "COMPLETED"], bundle.output()
     assert bundle.outcome(0).message == "cancelled while it ran"
