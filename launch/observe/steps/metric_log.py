@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, get_args
 
-from launch.contract.metric_names import Column, column_of, is_value_of, texts_in_line
+from launch.contract.metric_names import Column, is_value_of, known_names, texts_in_line
 from launch.contract.records.step_metrics import Metric
 
 Source = Literal[
@@ -197,9 +197,9 @@ class MetricLog:
 def columns_in(record: Mapping[Any, Any]) -> dict[Column, float]:
     """Return the step, the loss and the gradient norm of a record with the program's names."""
     found: dict[Column, float] = {}
-    for name, value in record.items():
-        column = column_of(str(name))
-        if column is not None and column not in found and not isinstance(value, bool):
+    for column, name in known_names(record):
+        value = record[name]
+        if column not in found and not isinstance(value, bool):
             try:
                 # float() of a tensor with a gradient warns.
                 number = float(value.detach() if hasattr(value, "detach") else value)

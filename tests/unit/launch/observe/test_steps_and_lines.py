@@ -110,6 +110,30 @@ LINES: dict[str, dict[str, float]] = {
     "val_loss: 2.0": {},
     "val loss 2.0": {},
     "loss scale 65536, step 3": {},
+    " iteration        5/      60 | lm loss: 1.05E+01 | mtp_1 loss: 1.1E+01 | grad norm: 1.234 |":
+        {"step": 5, "loss": 10.5, "grad_norm": 1.234},
+    "step 3: mtp_1 loss 9.5, lm loss 10.5, mtp_2 loss 9.75": {"step": 3, "loss": 10.5},
+    "step 3 mtp_1 loss 9.5": {},
+    "step 3 l2_loss 0.125 stage1/loss 0.25 loss 2.5": {"step": 3, "loss": 2.5},
+    "gpu0 loss 2.5 step 3": {"step": 3, "loss": 2.5},
+    "step 3 train loss 2.5 eval: loss 2.0": {"step": 3, "loss": 2.5},
+    "step 3 loss 2.5 eval 0.1 grad_norm 0.25": {"step": 3, "loss": 2.5, "grad_norm": 0.25},
+    "step 3 loss 2.5 train_loss 2.75": {"step": 3, "loss": 2.5},
+    "step 3 train_loss 2.75 loss 2.5": {"step": 3, "loss": 2.5},
+    "completed step: 3, loss: 10.5, lm_loss: 10.25, perplexity: 9": {"step": 3, "loss": 10.5},
+    "step 3 loss 2.5 grad_norm 0.25 norm 300.0": {"step": 3, "loss": 2.5, "grad_norm": 0.25},
+    "{'step': 3, 'loss': 2.5, 'norm': 300.0, 'grad_norm': 0.25}": {"step": 3, "loss": 2.5, "grad_norm": 0.25},
+    "epoch 2 step 3 global_step 103 loss 2.5": {"step": 103, "loss": 2.5},
+    '{"current_steps": 3, "total_steps": 9, "loss": 2.5}': {"step": 3, "loss": 2.5},
+    "Finished step 3: loss 2.5.": {"step": 3, "loss": 2.5},
+    "step 3 loss 0. version 1.2.3": {"step": 3, "loss": 0.0},
+    "loss 2.5.1": {},
+    "{'step': 3, 'loss': np.float32(2.5), 'grad_norm': inf}": {"step": 3, "loss": 2.5, "grad_norm": float("inf")},
+    "step 3 loss Array(2.5, dtype=float32)": {"step": 3, "loss": 2.5},
+    "\x1b[2K\x1b[1Gstep 3 loss 2.5\x1b[K": {"step": 3, "loss": 2.5},
+    "\x1b[34m\x1b[1mwandb\x1b[0m: train/loss 2.5": {},
+    "wandb:  train_loss 2.5": {},
+    "[rank0]: step 0: train loss 4.2874, val loss 4.2823": {},
     "loading 12 files: 3 of 5": {},
     "{'eval_loss': 2.0}": {},
 }  # fmt: skip
@@ -134,6 +158,13 @@ def test_the_tags_of_torchtitan_say_step_loss_and_norm() -> None:
     tags = {"loss_metrics/global_avg_loss": 2.5, "loss_metrics/global_max_loss": 9.0, "grad_norm": 0.5, "tflops": 1.0}
     assert columns_in({**tags, "time_metrics/end_to_end(s)": 0.1, "step": 3}) == {
         "step": 3,
+        "loss": 2.5,
+        "grad_norm": 0.5,
+    }
+
+
+def test_the_norm_of_parameters_is_no_gradient_norm_beside_one() -> None:
+    assert columns_in({"norm": 300.0, "grad_norm": 0.5, "train_loss": 2.75, "loss": 2.5}) == {
         "loss": 2.5,
         "grad_norm": 0.5,
     }
