@@ -100,6 +100,7 @@ def curve_of(path: Path, rows: Rows) -> Curve:
     if not rows:
         raise CurveError(f"{path}: no step")
     columns = _find_columns(str(path), list(dict.fromkeys(name for _, row in rows for name in row)))
+    rows = _without_evaluations(rows, columns)
     _check_every_row(rows, columns)
     steps = np.array([_step(at, row, columns["step"]) for at, row in rows], dtype=np.int64)
     found = {metric: columns[metric] for metric in METRICS if metric in columns}
@@ -200,6 +201,13 @@ def _refuse_like_norm(at: str, names: Sequence[str]) -> None:
     for name in names:
         if "gnorm" in letters(name) or ("grad" in letters(name) and "norm" in letters(name)):
             raise CurveError(f"{at}: {name!r} looks like grad_norm; call it grad_norm, or leave it out")
+
+
+def _without_evaluations(rows: Rows, columns: Mapping[Column, str]) -> Rows:
+    """Return the rows without those that Lightning's CSV logger adds to a step for its evaluation, with an empty loss."""
+    step, loss = columns["step"], columns["loss"]
+    trained = {row.get(step) for _, row in rows if row.get(loss) != ""}
+    return [(at, row) for at, row in rows if row.get(loss) != "" or row.get(step) not in trained]
 
 
 def _check_every_row(rows: Rows, columns: Mapping[Column, str]) -> None:

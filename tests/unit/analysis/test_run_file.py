@@ -168,6 +168,17 @@ def test_the_state_of_a_trainer_is_read_without_its_summary(tmp_path: Path) -> N
     assert shown(tmp_path) == STEPS
 
 
+def test_the_csv_of_lightning_is_read_without_its_evaluations(tmp_path: Path) -> None:
+    header = "epoch,grad_norm,step,train_loss,val_loss\n"
+    (tmp_path / "metrics.csv").write_text(
+        header + "0,1.5,1,2.5,\n0,,1,,9.0\n0,0.75,2,2.25,\n0,,3,,9.0\n0,0.5,3,1.125,\n"
+    )
+    assert shown(tmp_path) == STEPS
+    (tmp_path / "metrics.csv").write_text(header + "0,1.5,1,2.5,\n0,0.75,2,,\n")
+    with pytest.raises(CurveError, match="line 3: train_loss is '', not a number"):
+        read_run(tmp_path)
+
+
 def test_a_folder_with_two_known_files_is_refused(tmp_path: Path) -> None:
     write_events(tmp_path / "a.tfevents.1")
     write_events(tmp_path / "b.tfevents.1")
