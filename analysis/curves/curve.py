@@ -12,12 +12,13 @@ import io
 import json
 import math
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -112,13 +113,17 @@ def curve_of(path: Path, rows: Rows) -> Curve:
     return Curve(numbers, units, tuple(columns.values()))
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, invalid: Literal["strict", "replace"] = "strict") -> str:
+    """Return the text in ``path``. ``invalid``: what to do with bytes that are not UTF-8."""
     try:
-        return read_regular(path, MOST_BYTES).decode("utf-8-sig")
+        content = read_regular(path, MOST_BYTES)
+        if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            raise CurveError(f"{path}: UTF-16 and not UTF-8 text; convert it to UTF-8")
+        return content.decode("utf-8-sig", invalid)
     except OSError as error:
         raise CurveError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise CurveError(f"{path}: not UTF-8 text (byte {error.start})") from error
+        raise CurveError(f"{path}: not UTF-8 text (byte {error.start}); convert it to UTF-8") from error
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------

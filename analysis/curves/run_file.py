@@ -73,11 +73,15 @@ def _read_log(path: Path) -> Iterator[Row]:
     rows: list[Row] = []
     bars: list[int | None] = []
     ranks: set[str] = set()
-    for number, line in enumerate(read_text(path).replace("\r", "\n").split("\n"), start=1):
+    for number, line, whole in _lines(path):
         at, settings = f"{path}, line {number}", settings_in_line(line)
         if comma := comma_in_line(line):
             raise CurveError(f"{at}: {comma!r} has a comma; write numbers with a decimal point and without groups")
         if said := texts_in_line(line):
+            if not whole and line[-1] in "0123456789.":
+                raise CurveError(
+                    f"{at}: the file ends in {line[-40:]!r}, which may lack digits; end this line, or delete it"
+                )
             ranks.update(rank[0] for rank in _RANK.finditer(line))
             rows.append((at, settings | {str(name): text for name, text in said.items()}))
             bars.append(int(found[1]) if (found := _BAR.search(line)) else None)
@@ -90,7 +94,31 @@ def _read_log(path: Path) -> Iterator[Row]:
         raise CurveError(
             f"{path}: lines of {', '.join(sorted(ranks)[:4])} without step numbers; keep only the lines of one rank"
         )
-    yield from numbered or [(at, {"step": place, **row}) for place, (at, row) in enumerate(_drawn_last(rows, bars))]
+    yield from numbered or [(at, {"step": place, **row}) for place, (at, row) in enumerate(_counted(rows, bars))]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """Yield each line of a log with its number, and whether it has an end. Carriage returns end lines too, without a number."""
+    *lines, last = read_text(path, invalid="replace").split("\n")
+    for number, line in enumerate([*lines, last], start=1):
+        *parts, rest = line.split("\r")
+        yield from ((number, part, True) for part in parts)
+        yield number, rest, number <= len(lines)
+
+
+def _counted(rows: Sequence[Row], bars: Sequence[int | None]) -> list[Row]:
+    """Return the rows that count as steps, of rows without numbers of steps.
+
+    Raises:
+        CurveError: a progress bar leaves out steps, or the log shows each step twice.
+    """
+    kept = _drawn_last(rows, bars)
+    firsts, seconds = kept[::2], kept[1::2]
+    if len(seconds) > 1 and all(first == second for (_, first), (_, second) in zip(firsts, seconds, strict=False)):
+        raise CurveError(
+            f"{seconds[0][0]}: the same numbers as {firsts[0][0].rpartition(', ')[2]}, and so on; keep one line of each step"
+        )
+    return kept
 
 
 def _drawn_last(rows: Sequence[Row], bars: Sequence[int | None]) -> list[Row]:

@@ -101,6 +101,45 @@ def test_a_log_with_numbers_of_steps_has_other_losses_too(tmp_path: Path) -> Non
     assert [row[:2] for row in shown(tmp_path / "train.log")] == [(5, 2.5), (6, 2.25)]
 
 
+def test_a_log_that_shows_each_step_twice_is_refused(tmp_path: Path) -> None:
+    """Else 60 steps would be EQUIVALENT as 120."""
+    (tmp_path / "train.log").write_text("".join(f"loss {loss}\n" * 2 for loss in LOSSES) + "loss 1.0\n")
+    with pytest.raises(CurveError, match="line 2: the same numbers as line 1, and so on; keep one line of each step"):
+        read_run(tmp_path / "train.log")
+
+
+@pytest.mark.parametrize("last", ["step 2 loss 1.1", "step 2 loss 1.", '{"step": 2, "loss": 1.1'])
+def test_a_log_that_ends_within_a_number_is_refused(tmp_path: Path, last: str) -> None:
+    """The whole number may be 1.125."""
+    path = tmp_path / "train.log"
+    path.write_text("step 1 loss 2.25\n" + last)
+    with pytest.raises(CurveError, match=r"train.log, line 2: the file ends in '.*1\..*; end this line, or delete it"):
+        read_run(path)
+    path.write_text("step 1 loss 2.25\nstep 2 loss 1.125 |")
+    assert [row[:2] for row in shown(path)] == [(1, 2.25), (2, 1.125)]
+
+
+def test_carriage_returns_do_not_count_as_lines(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_bytes(
+        b"step 1 loss 2.5\r\n 1%| | 1/9 \r 2%| | 2/9 \rstep 2 loss 2.25\r\nstep 3 loss 2,5\r\n"
+    )
+    with pytest.raises(CurveError, match=r"x\.log, line 3: 'loss 2,5' has a comma"):
+        read_run(tmp_path / "x.log")
+
+
+def test_a_byte_that_is_not_utf_8_costs_no_log_and_no_digit(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    path.write_bytes(b"caf\xe9 3\xb5s\nstep 1 loss 2.5\n|\xe2\x96\nstep 2 loss 2.25\nstep 2 loss 1.\xff25\n")
+    assert [row[:2] for row in shown(path)] == [(1, 2.5), (2, 2.25)]
+
+
+@pytest.mark.parametrize("name", ["x.log", "x.csv"])
+def test_a_file_of_utf_16_says_so(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("step,loss\n1,2.5\n", encoding="utf-16")
+    with pytest.raises(CurveError, match=f"{name}: UTF-16 and not UTF-8 text; convert it to UTF-8"):
+        read_run(tmp_path / name)
+
+
 @pytest.mark.parametrize("tensor", [False, True])
 def test_scalars_of_an_event_file_are_read_to_the_last_whole_record(tmp_path: Path, tensor: bool) -> None:
     path = write_events(tmp_path / "events.out.tfevents.1.host", tensor=tensor)
