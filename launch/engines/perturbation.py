@@ -14,12 +14,12 @@ from torch import nn
 def next_after(values: torch.Tensor, toward: float | torch.Tensor = math.inf) -> torch.Tensor:
     """Return the next number ``toward`` another for each value: (...) -> (...). Gradients pass through unchanged.
 
-    Infinities stay: a mask may add them.
+    Infinities stay, and so do the largest numbers, which would become infinite: masks add both.
     """
     with torch.no_grad():
         others = toward if isinstance(toward, torch.Tensor) else torch.full_like(values, toward)
-        unit = torch.where(values.isinf(), 0.0, torch.nextafter(values, others) - values)
-    return values + unit
+        unit = torch.nextafter(values, others) - values
+    return values + torch.where(unit.isfinite(), unit, 0.0)
 
 
 def next_output(outputs: Any, toward: float | torch.Tensor = math.inf) -> Any:

@@ -18,7 +18,7 @@ from launch.engines.perturbation import next_after, next_output
 from launch.observe.optimizers import Optimizers
 from launch.train.inspection.capture_blockers import compiled_functions
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The types of numbers of which PyTorch knows the next one."""
 SEED = 20_231
 

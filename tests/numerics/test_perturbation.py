@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 
 from launch.contract.errors import EnvironmentFault
 from launch.contract.spec import RunSpec
+from launch.engines.perturbation import next_after
 from launch.engines.protocol import Engine, RankPlace
 from launch.engines.torch_native.engine import build
 from launch.train.fault_injection import FaultyStep
@@ -97,3 +99,12 @@ def test_the_weight_of_a_lean_optimizer_is_moved_for_one_step() -> None:
 
 def test_a_layer_of_megatron_core_is_perturbed() -> None:
     check(make_spec(DENSE, precision="bf16", steps=STEPS), megatron_engine)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_limits_of_a_type_stay_as_they_are(dtype: torch.dtype) -> None:
+    """A softmax over a row that a mask fills with the smallest number is uniform. Over infinities it is NaN."""
+    limits = torch.tensor([math.inf, -math.inf, torch.finfo(dtype).max, torch.finfo(dtype).min], dtype=dtype)
+    for toward in (limits.sign() * math.inf, -limits[:2].sign().repeat(2) * math.inf):
+        moved = next_after(limits, toward)
+        assert torch.equal(moved.isinf(), limits.isinf())

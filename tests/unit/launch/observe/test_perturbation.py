@@ -12,6 +12,7 @@ from tests.unit.launch.observe.observed import PROGRAM, observe, spec_of
 AUTOCAST = PROGRAM.replace(
     "    loss = run(batch)", '    with torch.autocast("cpu", torch.bfloat16): out = run(batch)\n    loss = out'
 )
+HALF = AUTOCAST.replace("bfloat16", "float16")
 DROPOUT = PROGRAM.replace("loss = run(batch)", "loss = torch.nn.functional.dropout(run(batch), 0.5)")
 FUNCTIONAL = PROGRAM.replace("run(batch)", "torch.nn.functional.linear(batch, model.weight, model.bias)")
 SATURATED = """
@@ -43,12 +44,13 @@ OUTPUT, WEIGHTS = "the output of each leaf module", "no module gave an output, s
         (PROGRAM, False, OUTPUT, 1e-5),
         (DROPOUT, False, OUTPUT, 1e-5),
         (AUTOCAST, False, OUTPUT, 0.05),
+        (HALF, False, OUTPUT, 0.01),
         (PROBABILITIES, False, OUTPUT, 1e-4),
         (FUNCTIONAL, False, WEIGHTS, 1e-5),
         (PER_SAMPLE, False, WEIGHTS, 1e-5),
         (PROGRAM, True, WEIGHTS, 1e-5),
     ],
-    ids=["modules", "dropout", "autocast", "probabilities", "functions", "vmap", "compiled"],
+    ids=["modules", "dropout", "autocast", "half", "probabilities", "functions", "vmap", "compiled"],
 )
 def test_a_perturbed_run_shows_rounding_from_the_first_compared_step_on(
     tmp_path: Path, program: str, compiled: bool, moved: str, most: float
