@@ -1,4 +1,4 @@
-"""Check what the optimizers of a pair do to parameters after the capture, by digests that each rank recorded.
+"""Check what a pair does to parameters and other state after the capture, by digests that each rank recorded.
 
 At a low learning rate, the loss does not show that a graphed optimizer never steps, because losses vary more from batch to
 batch.
@@ -6,15 +6,20 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from analysis.records.run import Attempt
 from analysis.verdict.verdict import Verdict
 from launch.common.grouped import grouped
 from launch.common.text import numbered
 
+_OTHER_STATE = "buffers, or weights that no optimizer steps,"
 _CAPTURE = "capture without the optimizer, and check whether a replay updates the parameters that it captured"
 _REDUCE = "check that each replay reduces gradients over these ranks, or capture without the communication"
+_KEEP = (
+    "check that each replay updates buffers and averaged weights as eager steps do, and that the warm-up of the capture leaves "
+    "them as they were; or update them outside the graph"
+)
 _TRAIN = "set a learning rate above 0 for the steps after the capture (training.learning_rate), or train for more steps"
 
 
@@ -22,7 +27,7 @@ def check_updates(eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) 
     """Return DIVERGED if a rank's parameters change only in the eager run, INCOMPARABLE if no rank's parameters change.
 
     ``repeats`` are all comparable eager runs. Return DIVERGED too if ranks are replicas of each other in eager runs, but not in
-    the graphed run.
+    the graphed run, or if other state of a rank changes in all eager runs, but not in the graphed one.
     """
     unchanged = [rank for rank, changes in sorted(graphed.updates.items()) if not changes]
     if stuck := [rank for rank in unchanged if eager.updates.get(rank)]:
@@ -33,7 +38,7 @@ def check_updates(eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) 
         return Verdict(
             "INCOMPARABLE", "neither run changes any parameter after the capture, so nothing is learnt", _TRAIN
         )
-    return _check_replicas([eager, *repeats], graphed)
+    return _check_replicas([eager, *repeats], graphed) or _check_other_state([eager, *repeats], graphed)
 
 
 def _check_replicas(eager: Sequence[Attempt], graphed: Attempt) -> Verdict | None:
@@ -52,25 +57,45 @@ def _check_replicas(eager: Sequence[Attempt], graphed: Attempt) -> Verdict | Non
     return Verdict("DIVERGED", reason, _REDUCE)
 
 
+def _check_other_state(eager: Sequence[Attempt], graphed: Attempt) -> Verdict | None:
+    frozen = [
+        rank
+        for rank, changed in sorted(graphed.other_state.items())
+        if not changed and all(one.other_state.get(rank) for one in eager)
+    ]
+    if not frozen:
+        return None
+    reason = f"{_OTHER_STATE} of {numbered('rank', frozen)} change after the capture in eager runs, but not in the graphed run"
+    return Verdict("DIVERGED", reason, _KEEP)
+
+
 def check_end(exact: Verdict | None, eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) -> Verdict | None:
-    """Return ``exact``, or INCONCLUSIVE instead of BITWISE if parameters differ at the end of runs with equal curves.
+    """Return ``exact``, or INCONCLUSIVE instead of BITWISE if parameters or other state differ at the end of equal curves.
 
     A curve does not show the last update, or a parameter that no later loss depends on. If the eager ``repeats`` end with
     different parameters themselves, nothing follows.
     """
-    others = [{rank: last for rank, (_, last) in one.parameters.items()} for one in (eager, *repeats)]
-    differing = [
-        rank
-        for rank, (_, last) in sorted(graphed.parameters.items())
-        if len(found := {one[rank] for one in others if rank in one}) == 1 and last not in found
-    ]
-    if exact is None or exact.verdict != "BITWISE" or not differing:
+    if exact is None or exact.verdict != "BITWISE":
         return exact
-    ranks = numbered("rank", differing)
-    reason = (
-        f"losses and gradient norms are equal bit for bit, but the parameters of {ranks} differ after the last step"
-    )
-    return Verdict("INCONCLUSIVE", reason, _CAPTURE, exact.evidence)
+    runs = (graphed, eager, *repeats)
+    for what, fix, (own, *others) in (
+        ("the parameters", _CAPTURE, [_last_digests(one) for one in runs]),
+        (_OTHER_STATE, _KEEP, [one.other_state for one in runs]),
+    ):
+        if differing := [
+            rank for rank in sorted(own) if _differs(own[rank], {one[rank] for one in others if rank in one})
+        ]:
+            reason = f"losses and gradient norms are equal bit for bit, but {what} of {numbered('rank', differing)}"
+            return Verdict("INCONCLUSIVE", f"{reason} differ after the last step", fix, exact.evidence)
+    return exact
+
+
+def _last_digests(run: Attempt) -> Mapping[int, str]:
+    return {rank: last for rank, (_, last) in run.parameters.items()}
+
+
+def _differs(own: str, eager: Set[str]) -> bool:
+    return len(eager) == 1 and own not in eager
 
 
 def describe_unequal_ends(eager: Sequence[Attempt], graphed: Sequence[Attempt]) -> str:

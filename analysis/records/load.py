@@ -24,6 +24,7 @@ from analysis.records.events import (
     measured_seconds,
     memory_of,
     notes_of,
+    other_state_digests,
     parameter_digests,
     part_of_probe,
     phase_seconds,
@@ -182,6 +183,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         # A damaged one is left out, because no verdict uses it.
         rates=last_of_kind(events, "rates", lambda event: from_json(GpuRates, event["rates"]), []),
         parameters=parameter_digests(events),
+        other_state=other_state_digests(events),
         sketches=_by_step(
             all_of_kind(events, "gradients", lambda event: from_json(StepSketch, event["sketch"]), problems)
         ),

@@ -82,6 +82,8 @@ class Attempt(EndedAttempt):
     phase_seconds: Mapping[Phase, float]
     parameters: Mapping[int, tuple[str, str]]
     """The digests of parameters after the capture and at the end; ranks that did not record both are left out."""
+    other_state: Mapping[int, str]
+    """Digests of what changed after the capture although no optimizer steps it, of a user's program; "" if nothing did."""
     sketches: Mapping[int, Mapping[tuple[int, str], GradientSketch]]
     """Gradients by step, then by rank and parameter."""
 

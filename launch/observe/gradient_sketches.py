@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import count
@@ -10,6 +9,7 @@ from itertools import count
 import torch
 
 from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
+from launch.observe.modules import modules_of_process
 
 CHUNK_ELEMENTS = 2**20
 """The number of elements processed at once. It bounds temporary memory to some tens of MiB."""
@@ -77,8 +77,7 @@ def parameter_names(parameters: Sequence[torch.Tensor], taken: Collection[str]) 
 def _names_in_modules(wanted: Collection[int]) -> dict[int, str]:
     """Return names by id. Megatron's optimizers update fp32 copies, the ``main_param`` of the model's parameters."""
     names: dict[int, str] = {}
-    # Use type(), because asking a weak proxy for its class fails once its object is gone.
-    for module in [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]:
+    for module in modules_of_process():
         for name, parameter in module.named_parameters():
             for key in (id(parameter), id(getattr(parameter, "main_param", None))):
                 if key in wanted and len(name) > len(names.get(key, "")):

@@ -8,8 +8,12 @@ import torch
 
 from launch.contract.records.gradient_sketch import GradientSketch
 from launch.observe.gradient_sketches import gradient_of, own_part, parameter_names, sketch
+from launch.observe.other_state import OtherState
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.parameter_digest import digest_parameters
+
+_NO_DIGEST = (RuntimeError, TypeError, KeyError, NotImplementedError)
+"""What tensors without a digest raise."""
 
 
 class Optimizers:
@@ -19,6 +23,7 @@ class Optimizers:
         """Whether a gradient scaler skips steps whose gradients are not finite."""
         self._names: dict[int, str] = {}
         """The names of parameters by their ids."""
+        self._other_state: OtherState | None = None
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         self.seen[id(optimizer)] = optimizer
@@ -47,8 +52,21 @@ class Optimizers:
             return
         try:
             recorder.write("parameters", digest=digest_parameters(parameters))
-        except (RuntimeError, TypeError, KeyError, NotImplementedError) as error:
+        except _NO_DIGEST as error:
             recorder.note(f"parameters have no digest, so it is unknown whether they change: {error}")
+
+    def digest_other_state(self, recorder: Recorder, *, last: bool = False) -> None:
+        """Remember the state that no optimizer steps. The ``last`` time, write a digest of what has changed of it."""
+        # A step without a known optimizer may step any parameter.
+        if not (stepped := {id(one) for one in _parameters(self.seen.values())}):
+            return
+        try:
+            if not last:
+                self._other_state = OtherState(stepped)
+            elif self._other_state:
+                recorder.write("other_state", digest=self._other_state.changed(stepped))
+        except _NO_DIGEST as error:
+            recorder.note(f"buffers have no digest, so it is unknown whether they change: {error}")
 
 
 def identity(optimizer: torch.optim.Optimizer) -> int:

@@ -199,6 +199,9 @@ class TrainingSteps:
         elif phases.steps < spec.training.steps:
             if phases.phase == "settle" != phase:
                 self.optimizers.write_digest(recorder)
+            elif phases.phase == "settle":
+                # A step later, because a program may average its weights after what ends its step.
+                self.optimizers.digest_other_state(recorder)
             recorder.enter(phases.phase, phases.steps)
         elif self._inspected is not None:
             self._inspected.end_step()
@@ -216,6 +219,7 @@ class TrainingSteps:
         """Write the proof of replay after the last timed step, and begin profiling."""
         recorder.enter("probe", self.phases.steps)
         self.optimizers.write_digest(recorder)
+        self.optimizers.digest_other_state(recorder, last=True)
         recorder.write("proof", graphs=self._graphs.stats(self.phases))
         if cost := self.own_time.describe():
             recorder.note(cost)

@@ -165,3 +165,29 @@ def test_a_fault_that_only_parameters_show_does_not_pass(tmp_path: Path, digits:
     (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
     assert found is not None and found.verdict == verdict, found
     assert ("the parameters of rank 0 differ after the last step" in found.reason) == (verdict == "INCONCLUSIVE")
+
+
+@pytest.mark.parametrize(
+    ("eager", "graphed", "verdict", "said"),
+    [
+        ("a", "a", "BITWISE", ""),
+        ("a", "", "DIVERGED", "of rank 0 change after the capture in eager runs, but not in the graphed run"),
+        ("a", "b", "INCONCLUSIVE", "buffers, or weights that no optimizer steps, of rank 0 differ after the last step"),
+        ("{repeat}", "b", "BITWISE", ""),
+        ("", "", "BITWISE", ""),
+        (None, "", "BITWISE", ""),
+    ],
+    ids=["equal", "never updated", "other values", "eager runs differ", "none", "unknown"],
+)
+def test_running_statistics_that_no_curve_shows_count(
+    tmp_path: Path, eager: str | None, graphed: str, verdict: str, said: str
+) -> None:
+    def add(run: records.AttemptRecord) -> None:
+        digest = graphed if run.spec.graphed else eager
+        if digest is not None:
+            event = {"kind": "other_state", "digest": digest.format(repeat=run.spec.repeat)}
+            run.events[0].append({**run.events[0][-1], **event})
+
+    sweep = records.write_sweep(tmp_path / "mine", edit=add)
+    (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
+    assert found is not None and found.verdict == verdict and said in found.reason, found
