@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.limits.communication import Exchange, bytes_sent
 from analysis.limits.step_work import Kind, StepWork, Work, work_of_stages
 from analysis.records.run import Attempt
 from launch.contract.records.gpu_rates import GpuRates
@@ -27,13 +26,12 @@ from launch.contract.spec import RunSpec
 class Roofline:
     """The work of the rank with the longest limit, in the order of KINDS, and the rates of its GPU.
 
-    ``stage`` is its pipeline stage, and ``sent`` the bytes that a rank sends in a step. ``rates`` is None if they are unknown, and
-    ``reason`` says why. ``kernels`` are those of rank 0 in the first run that recorded them.
+    ``stage`` is its pipeline stage. ``rates`` is None if they are unknown, and ``reason`` says why. ``kernels`` are those of rank 0
+    in the first run that recorded them.
     """
 
     stage: int
     work: StepWork
-    sent: Mapping[Exchange, float]
     rates: GpuRates | None = None
     reason: str = ""
     kernels: Kernels | None = None
@@ -69,7 +67,7 @@ def cell_roofline(spec: RunSpec, attempts: Sequence[Attempt]) -> Roofline | None
     # Without rates, the stage with the most operations.
     longest = max(range(len(stages)), key=lambda stage: _length(stages[stage], rates))
     kernels = next((attempt.kernels[0] for attempt in sound if 0 in attempt.kernels), None)
-    return Roofline(longest, stages[longest], bytes_sent(spec), rates, reason, kernels)
+    return Roofline(longest, stages[longest], rates, reason, kernels)
 
 
 def _length(work: StepWork, rates: GpuRates | None) -> float:

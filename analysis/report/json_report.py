@@ -23,8 +23,7 @@
          "throttling": null | {"own": THROTTLED, "eager": null | THROTTLED},
          "roofline": null | {"stage", "limit_ms", "of_hardware": limit / step, "reason": why both are null,
                              "rates": null | {"precision", "flops", "bandwidth"}   (per second),
-                             "work": {kind: {"operations", "bytes", "milliseconds": null | ms}},
-                             "sent": {kind of parallelism: bytes}}   (analysis.limits.roofline, per step of a rank),
+                             "work": {kind: {"operations", "bytes", "milliseconds": null | ms}}}   (analysis.limits.roofline, per step of a rank),
          "speed": null | {"verdict", "ratio", "low", "high", "own_low", "own_high", "pairs", "steps", "outliers", "settling",
                           "outliers_kept", "break_even_step", "reason", "repeats_to_decide", and on a GPU "eager_ms", "graphed_ms",
                           "eager_tokens_per_second", "graphed_tokens_per_second", "eager_tflops", "graphed_tflops"};
@@ -224,7 +223,6 @@ def _roofline(speed: CellSpeed) -> Any:
             kind: {**to_json(work), "milliseconds": roofline.milliseconds.get(kind)}
             for kind, work in roofline.work.items()
         },
-        "sent": roofline.sent,
     }
 
 

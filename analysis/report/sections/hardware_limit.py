@@ -14,7 +14,7 @@ from launch.contract.records.kernels import Kernels
 
 TITLE = "## The hardware's limit"
 HEADER = (
-    "cell", "step", "limit", "limit / step", *KINDS, "TFLOP per step and GPU", "GB read and written", "GB sent", "measured rates",
+    "cell", "step", "limit", "limit / step", *KINDS, "TFLOP per step and GPU", "GB read and written", "measured rates",
 )  # fmt: skip
 NOTES = (
     "Limit: the time that this GPU needs for the step's work if nothing is late: operations at the rate of a large matrix product, "
@@ -26,7 +26,7 @@ NOTES = (
     "Dense to optimizer: the part of each kind of work in the limit. Dense: matrix products of linear layers. Grouped: those of "
     "experts. Logits: that of the output layer. Elementwise: norms, residual additions, activations, dispatch and loss.",
     "Work: that of the rank with the longest limit, counted from the recipe with an even load of experts. "
-    "Communication and the bubble of a pipeline take no time in the limit. GB sent: a lower bound on what a rank sends.",
+    "Communication and the bubble of a pipeline take no time in the limit.",
     "Measured rates: each rank measures its GPU after its last step, in a short burst. The best of all ranks and runs counts. "
     "Under a power cap, a long step cannot hold these rates.",
 )
@@ -72,7 +72,6 @@ def _row(result: CellResult, roofline: Roofline) -> list[str]:
         *(_time(roofline.milliseconds.get(kind)) for kind in KINDS),
         f"{sum(work.operations for work in roofline.work.values()) / 1e12:.3g}",
         f"{sum(work.bytes for work in roofline.work.values()) / 1e9:.3g}",
-        f"{sum(roofline.sent.values()) / 1e9:.3g}" if roofline.sent else "-",
         f"{rates.flops / 1e12:.0f} TFLOP/s in {rates.precision}, {rates.bandwidth / 1e12:.2f} TB/s"
         if rates
         else f"unknown: {roofline.reason}",

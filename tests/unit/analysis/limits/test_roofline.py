@@ -48,7 +48,7 @@ def test_each_kind_takes_the_longer_of_operations_and_bytes() -> None:
     rates = GpuRates("bf16", flops=1e12, bandwidth=1e9)
     assert milliseconds(Work(3e12, 1e9), rates) == 3000
     assert milliseconds(Work(3e12, 4e9), rates) == 4000
-    found = Roofline(0, {"dense": Work(3e12, 1e9), "optimizer": Work(0, 4e9)}, {}, rates)
+    found = Roofline(0, {"dense": Work(3e12, 1e9), "optimizer": Work(0, 4e9)}, rates)
     assert (found.limit_ms, found.share(14_000)) == (7000, 0.5)
 
 
