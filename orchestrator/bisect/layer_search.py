@@ -9,12 +9,13 @@ from analysis.pairing.step_checks import StepChecks, collect_step_checks
 from analysis.records.load import load_planned
 from analysis.records.run import Attempt
 from analysis.sweep.cell_results import CellResult
+from launch.common.text import numbered
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Plan
 from launch.contract.records.step_check import LayerResult, TensorDifference, layer_names, with_article
-from launch.contract.spec import AXES, RunSpec
+from launch.contract.spec import RunSpec
 from orchestrator.bisect.failure_status import DIVERGED, cause_unknown, classify_failure, judge_cell
-from orchestrator.bisect.search import Answer, Search, join_names
+from orchestrator.bisect.search import Answer, Search
 from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
 from orchestrator.rules import refusals
 from orchestrator.targets.slurm_cluster import Target
@@ -139,7 +140,7 @@ def _sentences(first: FirstFault | None, checks: StepChecks | None, lacking: str
     if first:
         size = first.difference
         return [
-            f"First to differ: step {first.step}, the {first.result.name}{_ranks(first.ranks, spec)}.",
+            f"First to differ: step {first.step}, the {first.result.name}, on {numbered('rank', first.ranks, MOST_NAMED)}.",
             f"It differs by {size.difference:.2g} of its norm, but rounding explains only {size.limit:.2g}.",
             first.explain(layer_names(spec.model.num_layers)),
         ]
@@ -149,16 +150,3 @@ def _sentences(first: FirstFault | None, checks: StepChecks | None, lacking: str
         return [f"All layers agree up to rounding. Another result does not: {checks.fault}."]
     why = checks.undecided or "the replays of all checked steps agree with uncaptured code up to rounding"
     return [f"No layer can be named: {why}."]
-
-
-def _ranks(ranks: Sequence[int], spec: RunSpec) -> str:
-    layout, world = spec.parallelism, spec.parallelism.world_size
-    if world == 1:
-        return ""
-    if len(ranks) == world:
-        return f", on all {world} ranks"
-    if len(ranks) > MOST_NAMED:
-        return f", on {len(ranks)} ranks (the first is rank {ranks[0]})"
-    axes = [axis for axis in AXES if axis != "expert_dp" and layout.size(axis) > 1]
-    names = [f"rank {rank} ({', '.join(f'{axis} {layout.rank_in(axis, rank)}' for axis in axes)})" for rank in ranks]
-    return f", on {join_names(names)}"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from launch.common.atomic_files import members
+from launch.common.text import align, listed
 from launch.contract.plan import Reason
 from launch.contract.spec import CudaGraph, RunSpec
 from orchestrator.bisect.failure_status import FailureStatus
-from orchestrator.bisect.scope_candidates import Conclusion, Status, list_candidates
-from orchestrator.bisect.search import Answer, Search, join_names
+from orchestrator.bisect.scope_candidates import Conclusion, list_candidates
+from orchestrator.bisect.search import Answer, Search
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,6 @@ class ScopeFindings:
             if one.cuda_graph in self.search.left_out and len(one.captured_parts) < len(smallest.captured_parts)
         ]
 
-    def has_status(self, one: RunSpec, status: Status) -> bool:
-        found = self.statuses.get(one.cuda_graph)
-        return found is not None and found.status == status
-
 
 def scope_answer(found: ScopeFindings, missing: tuple[RunSpec, ...]) -> Answer:
     smallest = found.conclusion.smallest
@@ -63,7 +60,7 @@ def scope_answer(found: ScopeFindings, missing: tuple[RunSpec, ...]) -> Answer:
         missing,
         is_found=smallest is not None and found.is_certain(smallest),
         evidence=[_table_of_sets(found, "no outcome yet" if missing else "not tried")],
-        sentences=[*named, *_describe_unclear(found), *_describe_other_failures(found)],
+        sentences=[*named, *_describe_unclear(found)],
         json_fields=_json_fields(found),
     )
 
@@ -73,8 +70,7 @@ def _table_of_sets(found: ScopeFindings, without: str) -> str:
     statuses = {graph: (status.status, status.description) for graph, status in found.statuses.items()}
     rows = [(one.cuda_graph.label, *statuses.get(one.cuda_graph, (without, ""))) for one in found.search.candidates]
     rows += [(graph.label, "left out", _format_reason(why[0])) for graph, why in found.search.left_out.items()]
-    label, status = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:2])
-    return "\n".join(f"    {row[0]:{label}}  {row[1]:{status}}  {row[2]}".rstrip() for row in rows)
+    return "\n".join(f"    {line}" for line in align(rows))
 
 
 def _json_fields(found: ScopeFindings) -> dict[str, Any]:
@@ -92,69 +88,33 @@ def _json_fields(found: ScopeFindings) -> dict[str, Any]:
 
 
 def _describe_smallest(found: ScopeFindings, smallest: RunSpec) -> list[str]:
-    search, also = found.search, found.conclusion.also
-    passing = [
-        one
-        for one in search.candidates
-        if one.captured_parts < smallest.captured_parts and found.has_status(one, "passes")
+    graph, untried = smallest.cuda_graph, found.untried_below(smallest)
+    whole = ", the whole set," if graph == found.search.cell.run_spec.cuda_graph else ""
+    among = " among those that could be tried" if untried else ""
+    reasons = [(one, "; ".join(map(_format_reason, found.search.left_out[one.cuda_graph]))) for one in untried]
+    return [
+        f"{graph.label}{whole} is the smallest set that fails{among}.",
+        *(f"{one.cuda_graph.label} was not tried: {why}." for one, why in reasons),
     ]
-    sentences = [_name_smallest(found, smallest)]
-    for one in found.untried_below(smallest):
-        reasons = "; ".join(map(_format_reason, search.left_out[one.cuda_graph]))
-        sentences += [f"{one.cuda_graph.label} was not tried: {reasons}."]
-    if passing:
-        sentences += [f"{_labels(passing)} {'passes' if len(passing) == 1 else 'pass'}."]
-    parts_pass = frozenset().union(*(one.captured_parts for one in passing)) == smallest.captured_parts
-    if len(smallest.captured_parts) > 1 and parts_pass and found.is_certain(smallest):
-        sentences += ["Each of its parts passes in a smaller set: only their combination fails."]
-    if also:
-        sentences += [f"{_labels(also)}, of the same size, {'fails' if len(also) == 1 else 'fail'} too."]
-    return sentences
-
-
-def _name_smallest(found: ScopeFindings, smallest: RunSpec) -> str:
-    label = smallest.cuda_graph.label
-    is_whole = smallest.cuda_graph == found.search.cell.run_spec.cuda_graph
-    if found.untried_below(smallest):
-        name = f"{label}, the whole set," if is_whole else label
-        return f"{name} is the smallest set that fails among those that could be tried."
-    if not is_whole:
-        return f"{label} is the smallest set that fails."
-    return f"Only the whole set {'fails' if found.is_certain(smallest) else 'is known to fail'}: {label}."
 
 
 def _not_reproduced(found: ScopeFindings) -> list[str]:
-    if not found.conclusion.unclear:
-        return ["Not reproduced: all sets pass now, including the whole set."]
-    whole = found.statuses.get(found.search.cell.run_spec.cuda_graph)
-    if whole is not None and whole.status != "unclear":
-        return [f"Not reproduced: the whole set {whole.status} now."]
-    return ["No set is known to fail."]
+    if found.conclusion.unclear:
+        return ["No set is known to fail."]
+    return ["Not reproduced: all sets pass now, including the whole set."]
 
 
 def _describe_unclear(found: ScopeFindings) -> list[str]:
-    unclear = [one for one in found.conclusion.unclear if not found.has_status(one, "fails otherwise")]
+    """Say which sets neither pass nor fail as the run did. The table has what happened to each."""
+    unclear = [one.cuda_graph.label for one in found.conclusion.unclear]
     if not unclear:
         return []
     doubt = ", so a smaller set may fail" if found.conclusion.smallest else ""
-    return [f"The status of {_labels(unclear)} is unclear{doubt}."]
-
-
-def _describe_other_failures(found: ScopeFindings) -> list[str]:
-    others = [
-        f"{one.cuda_graph.label} ({found.statuses[one.cuda_graph].description})"
-        for one in found.search.candidates
-        if found.has_status(one, "fails otherwise")
-    ]
-    return [f"Another failure occurred, which may hide {found.search.sought}: {'; '.join(others)}."] if others else []
+    return [f"The status of {listed(unclear)} is unclear{doubt}."]
 
 
 def _format_reason(reason: Reason) -> str:
     return f"[{reason.rule}] {reason.message}"
-
-
-def _labels(sets: Sequence[RunSpec]) -> str:
-    return join_names([one.cuda_graph.label for one in sets])
 
 
 def _graph_to_json(one: RunSpec) -> dict[str, Any]:

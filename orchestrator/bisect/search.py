@@ -79,9 +79,3 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
         "text": answer.summary,
         **answer.json_fields,
     }
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Return "a, b and c"."""
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
