@@ -70,14 +70,13 @@ class EagerStep(ProbedStep):
         return 1 - self.computing_ms / self.step_ms
 
     @property
-    def largest_speedup(self) -> float | None:
-        """T / B, or None if kernels wait for other ranks."""
-        return None if self.communicates else self.step_ms / self.busy_ms
+    def bound_ms(self) -> float:
+        """B, or C if kernels wait for other ranks. No graph of the baseline's kernels takes less time."""
+        return self.computing_ms if self.communicates else self.busy_ms
 
     @property
-    def largest_speedup_computing(self) -> float:
-        """T / C. No graph of the baseline's kernels can exceed it."""
-        return self.step_ms / self.computing_ms
+    def largest_speedup(self) -> float:
+        return self.step_ms / self.bound_ms
 
     @property
     def doubt(self) -> str:
@@ -107,32 +106,16 @@ class SpeedupBound:
     eager_doubt: str = ""
 
     @property
-    def times_busy(self) -> float | None:
-        """The graphed step divided by the baseline's busy time. 1 is the bound; None if kernels wait for other ranks."""
-        if self.eager is None or self.graphed is None or self.eager.communicates:
-            return None
-        return self.graphed.step_ms / self.eager.busy_ms
-
-    @property
-    def times_computing(self) -> float | None:
-        return self.graphed.step_ms / self.eager.computing_ms if self.eager and self.graphed else None
+    def times_bound(self) -> float | None:
+        """The graphed step divided by the baseline's ``bound_ms``."""
+        return self.graphed.step_ms / self.eager.bound_ms if self.eager and self.graphed else None
 
     @property
     def attained(self) -> float | None:
-        """The attained share of the possible gain: (T - graphed step) / (T - B).
-
-        None if no gain is possible, or if kernels wait for other ranks.
-        """
-        if self.eager is None or self.graphed is None or self.eager.communicates or self.eager.launch_bound <= BAND:
+        """The attained share of the possible gain. None if no gain is possible."""
+        if self.eager is None or self.graphed is None or self.eager.bound_ms >= self.eager.step_ms * (1 - BAND):
             return None
-        return (self.eager.step_ms - self.graphed.step_ms) / (self.eager.step_ms - self.eager.busy_ms)
-
-    @property
-    def attained_computing(self) -> float | None:
-        """The same for ranks that communicate: (T - graphed step) / (T - C)."""
-        if self.eager is None or self.graphed is None or self.eager.not_computing <= BAND:
-            return None
-        return (self.eager.step_ms - self.graphed.step_ms) / (self.eager.step_ms - self.eager.computing_ms)
+        return (self.eager.step_ms - self.graphed.step_ms) / (self.eager.step_ms - self.eager.bound_ms)
 
     @property
     def bound(self) -> Bound | None:

@@ -204,7 +204,7 @@ def _upper_bound(result: CellResult) -> float | None:
     bound = result.speed.bound
     if bound is None or bound.eager is None or bound.bound == "other kernels":
         return None
-    return bound.eager.largest_speedup or bound.eager.largest_speedup_computing
+    return bound.eager.largest_speedup
 
 
 def drawn_repeats(results: Sequence[CellResult]) -> Sequence[int]:

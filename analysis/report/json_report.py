@@ -37,10 +37,9 @@
          "speedup_bound": {"reason",
                    "eager": null | {"step_ms", "busy_ms", "computing_ms", "host_ms": null | ms, "kernels", "communicates"},
                    "graphed": null | {"step_ms", "busy_ms", "computing_ms", "host_ms": null | ms, "kernels", "graph_launches"},
-                   "doubt", "eager_doubt", "launch_bound", "not_computing", "upper_bound", "upper_bound_computing",
-                   "times_busy", "times_computing", "attained", "attained_computing",
+                   "doubt", "eager_doubt", "launch_bound", "not_computing", "upper_bound", "times_bound", "attained",
                    "bound": null | analysis.limits.speedup_bound.Bound};
-                  upper_bound, times_busy and attained count communication and are null where ranks communicate,
+                  upper_bound, times_bound and attained leave out communication where ranks communicate,
          "runs": [{"run_id", "repeat", "attempt", "attempts_begun", "status", "outcome": null | Outcome, "problems"}],
          "pairs": [{"repeat", "eager_run", "graphed_run", "verdict": VERDICT, "ratio", "ratio_steps", "ratio_reason",
                     "replay", "environment_differences"}]}],
@@ -251,8 +250,7 @@ def _speedup_bound(bound: SpeedupBound) -> dict[str, Any]:
         "launch_bound": eager and eager.launch_bound,
         "not_computing": eager and eager.not_computing,
         "upper_bound": eager and eager.largest_speedup,
-        "upper_bound_computing": eager and eager.largest_speedup_computing,
-        **_pick(bound, "times_busy", "times_computing", "attained", "attained_computing", "bound"),
+        **_pick(bound, "times_bound", "attained", "bound"),
     }
 
 

@@ -248,9 +248,9 @@ def _nearest(ran: Sequence[CellResult]) -> str:
     """
     bounds = [(r.speed.bound, called(r), _of_hardware(r)) for r in ran if r.passes and not _either_slowed(r)]
     cells = [
-        (bound.times_computing, name, bound.bound, hardware)
+        (bound.graphed.step_ms / bound.eager.computing_ms, name, bound.bound, hardware)
         for bound, name, hardware in bounds
-        if bound and bound.times_computing is not None and bound.bound != "other kernels"
+        if bound and bound.eager and bound.graphed and bound.bound != "other kernels"
     ]
     if not cells:
         return ""

@@ -247,7 +247,7 @@ def _to_json(advice: Advice) -> dict[str, Any]:
         **members(advice, "worth", "unmeasured"),
         "step": step and {
             **members(step),
-            **members(step, "launch_bound", "not_computing", "largest_speedup", "largest_speedup_computing"),
+            **members(step, "launch_bound", "not_computing", "largest_speedup"),
         },
         "kernels": kernels and {**members(kernels), "share_below_50_us": kernels.share_below(SHORT_US)},
         **members(advice, "findings", "sought", "unplaced_waits", "recompilations", "own_graphs"),

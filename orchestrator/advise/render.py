@@ -102,7 +102,7 @@ def _upper_bound(advice: Advice, step: EagerStep) -> str:
     if step.host_ms is not None:
         who = "The slowest host" if step.communicates else "The host"
         host = f"{who} takes {step.host_ms:.2f} ms to enqueue a step."
-    if step.largest_speedup is None:
+    if step.communicates:
         return f"{_upper_bound_of_ranks(step, advice.waits_for_hosts)} {host}"
     if step.launch_bound <= 0:
         return f"The device is busy throughout a step of {step.step_ms:.2f} ms: there is nothing to gain."
@@ -123,7 +123,7 @@ def _upper_bound_of_ranks(step: EagerStep, waits_for_hosts: bool) -> str:
         return f"{shares}. In the rest, ranks transfer data or wait for computation on other ranks. Graphs do not shorten that."
     return (
         f"{shares}. In the rest, ranks transfer data, or wait for computation on other ranks or for their hosts. Graphs "
-        f"shorten only the wait for hosts. The same kernels can run at most {step.largest_speedup_computing:.2f}x as fast; "
+        f"shorten only the wait for hosts. The same kernels can run at most {step.largest_speedup:.2f}x as fast; "
         "only a graphed run shows how much of that is reached."
     )
 

@@ -10,21 +10,21 @@ from analysis.sweep.cell_results import CellResult
 
 HEADER = (
     "cell", "eager step", "GPU busy (computing)", "launch-bound (not computing)", "host",
-    "upper bound (computing)", "kernels per step, eager / graphed", "graph launches per step", "graphed step",
-    "graphed step / GPU busy (computing)", "attained (computing)", "bottleneck",
+    "upper bound", "kernels per step, eager / graphed", "graph launches per step", "graphed step",
+    "graphed step / least time", "attained", "bottleneck",
 )  # fmt: skip
 NOTES = (
     "Upper bound: the eager step time divided by the time for which the GPU is busy in that step. Graphs save host time and no "
-    "GPU time, so a step with the same kernels cannot be shorter than that time.",
+    "GPU time, so a step with the same kernels cannot be shorter than that least time.",
     "GPU busy, computing and host: measured on the eager baseline over a few steps after the timed ones. With several ranks, "
     "busy is the figure of the least busy rank. Computing and host are the figures of the slowest rank.",
     "Host: the time in which the host enqueues a step. It has no figure if the host waits for the GPU within a step.",
     "(Computing): the figure in brackets, without kernels that communicate. Such kernels also wait for other ranks, whose hosts "
-    "become faster with graphs. If they take much of a rank's busy time, only the figure in brackets is a bound. A real step also "
-    "takes time to transfer data and to wait for other ranks.",
+    "become faster with graphs. If they take much of a rank's busy time, the figure in brackets is the least time, and bounds the "
+    "speed-up. A real step also takes time to transfer data and to wait for other ranks.",
     "Launch-bound: the share of the eager step in which a GPU is idle. It has no figure if kernels waited longer in the trace "
     "than in the timed steps.",
-    "Attained: the share of that idle time that graphs saved. It has a figure if the idle time was more than "
+    "Attained: the share of the rest of the step that graphs saved. It has a figure if that was more than "
     f"{BAND:.0%} of the step. It exceeds 100% if kernels run faster in a graph than in the trace.",
     f"Bottleneck: a step within {NEAR:.0%} of the time that the GPU needs is GPU-bound. If ranks communicate, the bottleneck "
     "comes from the graphed run's own trace.",
@@ -54,13 +54,12 @@ def _kernels(step: ProbedStep | None) -> str:
 def _eager(step: EagerStep | None) -> list[str]:
     if step is None:
         return ["-"] * 5
-    upper_bound = "-" if step.largest_speedup is None else f"{step.largest_speedup:.2f}x"
     return [
         f"{step.step_ms:.2f} ms",
         _both(f"{step.busy_ms:.2f} ms", f"{step.computing_ms:.2f} ms"),
         _both(_share(step.launch_bound), _share(step.not_computing)),
         "-" if step.host_ms is None else f"{step.host_ms:.2f} ms",
-        _both(upper_bound, f"{step.largest_speedup_computing:.2f}x"),
+        f"{step.largest_speedup:.2f}x",
     ]
 
 
@@ -69,14 +68,13 @@ def _both(with_communication: str, without: str) -> str:
 
 
 def _graphed(bound: SpeedupBound) -> list[str]:
-    if bound.eager is None or bound.graphed is None or bound.times_computing is None:
+    if bound.graphed is None or bound.times_bound is None:
         return ["-"] * 4
-    attained = "-" if bound.eager.communicates else _share(bound.attained)
     return [
         f"{bound.graphed.graph_launches:g}",
         f"{bound.graphed.step_ms:.2f} ms",
-        _both("-" if bound.times_busy is None else f"{bound.times_busy:.2f}x", f"{bound.times_computing:.2f}x"),
-        _both(attained, _share(bound.attained_computing)),
+        f"{bound.times_bound:.2f}x",
+        _share(bound.attained),
     ]
 
 

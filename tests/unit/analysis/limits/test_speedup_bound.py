@@ -38,8 +38,7 @@ graphed_steps = st.builds(GraphedStep, TIMES, TIMES, TIMES, st.none() | TIMES, s
 
 
 @given(eager_steps())
-def test_without_what_communicates_there_is_no_less_to_win(eager: EagerStep) -> None:
-    assert eager.largest_speedup is not None and eager.largest_speedup <= eager.largest_speedup_computing
+def test_a_device_that_is_always_busy_has_nothing_to_win(eager: EagerStep) -> None:
     assert eager.launch_bound == pytest.approx(1 - 1 / eager.largest_speedup, rel=1e-9, abs=1e-9)
     assert (eager.launch_bound > 0) == (eager.busy_ms < eager.step_ms)
 
@@ -47,23 +46,20 @@ def test_without_what_communicates_there_is_no_less_to_win(eager: EagerStep) -> 
 @given(eager_steps(communicates=True), graphed_steps)
 def test_a_busy_device_that_waits_for_other_ranks_is_no_limit(eager: EagerStep, graphed: GraphedStep) -> None:
     limit = SpeedupBound(eager, graphed)
-    assert (eager.largest_speedup, limit.times_busy, limit.attained) == (None, None, None)
-    assert limit.times_computing == graphed.step_ms / eager.computing_ms
+    assert eager.largest_speedup == eager.step_ms / eager.computing_ms
+    assert limit.times_bound == graphed.step_ms / eager.computing_ms
     assert limit.bound == classify_bound(dataclasses.replace(eager, busy_ms=eager.busy_ms * 2), graphed)
 
 
 @given(eager_steps(), graphed_steps)
 def test_attained_is_one_at_the_limit_none_where_nothing_is_to_win(eager: EagerStep, graphed: GraphedStep) -> None:
     limit = SpeedupBound(eager, graphed)
-    assert limit.times_busy is not None and limit.times_computing is not None
-    assert limit.times_busy <= limit.times_computing
-    assert (limit.attained is None) == (eager.launch_bound <= 0.01)
+    assert limit.times_bound == graphed.step_ms / eager.busy_ms
+    assert (limit.attained is None) == (eager.busy_ms >= eager.step_ms * 0.99)
     if limit.attained is not None:
         assert math.isfinite(limit.attained)
         assert limit.attained >= 1 if graphed.step_ms <= eager.busy_ms else limit.attained <= 1
         assert (limit.attained > 0) == (graphed.step_ms < eager.step_ms)
-    if limit.attained is not None and limit.attained_computing is not None and limit.attained > 0:
-        assert limit.attained_computing <= limit.attained * (1 + 1e-9)
 
 
 @given(eager_steps(), graphed_steps)
@@ -164,8 +160,7 @@ def test_the_figures_are_of_the_eager_twin_and_of_timed_steps(tmp_path: Path) ->
     assert vars(limit.graphed) == pytest.approx(vars(graphed))
     assert (limit.eager.launch_bound, limit.eager.not_computing) == pytest.approx((0.2, 0.225))
     assert limit.eager.largest_speedup == pytest.approx(1.25)
-    assert limit.times_busy == pytest.approx(17 / 16)
-    assert (limit.attained, limit.attained_computing) == pytest.approx((0.75, 3 / 4.5))
+    assert (limit.times_bound, limit.attained) == pytest.approx((17 / 16, 0.75))
     assert (limit.bound, limit.reason) == ("gaps", "")
 
 
@@ -208,7 +203,7 @@ def test_a_machine_that_is_slower_in_all_changes_nothing_of_a_ratio(tmp_path: Pa
             change_probe(number, busy_ms=16.0 * factor, computing_ms=16.0 * factor)(run)
 
     limit = limit_of(tmp_path, edit, ranks=2, repeats=3)
-    assert (limit.reason, limit.times_busy) == ("", pytest.approx(GRAPHED_MS / 16))
+    assert (limit.reason, limit.times_bound) == ("", pytest.approx(GRAPHED_MS / 16))
 
 
 def test_a_host_that_waits_for_the_device_in_a_step_has_no_time_of_its_own(tmp_path: Path) -> None:
@@ -260,7 +255,7 @@ def test_what_cannot_be_told_is_indeterminate(tmp_path: Path, change: Any, said:
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=of_eager(change))
     limit = compare_cells(load(sweep))[1].speed.bound
     assert limit is not None and said in limit.reason
-    assert (limit.eager, limit.graphed, limit.times_busy, limit.attained, limit.bound) == (None,) * 5
+    assert (limit.eager, limit.graphed, limit.times_bound, limit.attained, limit.bound) == (None,) * 5
     assert f"INDETERMINATE: {limit.reason}" in report_text(sweep)
 
 
@@ -301,8 +296,8 @@ def test_the_report_says_how_far_and_what_captures_cost(tmp_path: Path) -> None:
         line for line in text.split("## Distance from the upper bound")[1].splitlines() if line.startswith("| A1 |")
     )
     assert row.split(" | ")[1:] == [
-        "20.00 ms", "16.00 ms (15.50 ms)", "20% (22%)", "19.00 ms", "1.25x (1.29x)", "1200 / 1200", "8", "17.00 ms",
-        "1.06x (1.10x)", "75% (67%)",
+        "20.00 ms", "16.00 ms (15.50 ms)", "20% (22%)", "19.00 ms", "1.25x", "1200 / 1200", "8", "17.00 ms",
+        "1.06x", "75%",
         "gaps between kernels: the GPU is idle for 1.00 ms, although the host takes 2.00 of 17.00 ms |",
     ]  # fmt: skip
     assert " | 4 graphs per rank in 2.50 s | " in text and " | 256 MiB | " in text
@@ -368,8 +363,8 @@ def test_ranks_that_communicate_have_figures_of_what_they_compute_alone(
     row = next(line for line in text.splitlines() if line.startswith("| A1 |"))
     told = row.split(" | ")[1:]
     assert told[:-1] == [
-        "359.90 ms", "253.07 ms (112.39 ms)", "30% (69%)", "-", "- (3.20x)", "1200 / 1200", "8", f"{graphed_ms:.2f} ms",
-        f"- ({near})", f"- ({attained})",
+        "359.90 ms", "253.07 ms (112.39 ms)", "30% (69%)", "-", "3.20x", "1200 / 1200", "8", f"{graphed_ms:.2f} ms",
+        near, attained,
     ]  # fmt: skip
     assert told[-1].startswith(bound)
 
