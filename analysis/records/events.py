@@ -172,16 +172,6 @@ def parameter_digests(events: Events) -> dict[int, tuple[str, str]]:
     return {rank: (found[0], found[-1]) for rank, found in digests.items() if len(found) > 1}
 
 
-def other_state_digests(events: Events) -> dict[int, str]:
-    """Return each rank's digest of what changed after the capture although no optimizer steps it; "" if nothing did."""
-    return {
-        rank: str(event.get("digest"))
-        for rank, lines in events.items()
-        for event in lines
-        if is_of(event, "other_state")
-    }
-
-
 def last_of_kind(
     events: Events, kind: str, read: Callable[[Mapping[str, Any]], Found | None], problems: list[str]
 ) -> dict[int, Found]:

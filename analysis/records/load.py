@@ -24,7 +24,6 @@ from analysis.records.events import (
     measured_seconds,
     memory_of,
     notes_of,
-    other_state_digests,
     parameter_digests,
     part_of_probe,
     phase_seconds,
@@ -45,6 +44,7 @@ from launch.contract.records.identity import without_identity
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.kernels import Kernels
 from launch.contract.records.probe import LastStep, Probe
+from launch.contract.records.state_changes import StateChanges
 from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import RunSpec, read_spec
 
@@ -183,7 +183,9 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         # A damaged one is left out, because no verdict uses it.
         rates=last_of_kind(events, "rates", lambda event: from_json(GpuRates, event["rates"]), []),
         parameters=parameter_digests(events),
-        other_state=other_state_digests(events),
+        other_state=last_of_kind(
+            events, "other_state", lambda event: from_json(StateChanges, event["changes"]), problems
+        ),
         sketches=_by_step(
             all_of_kind(events, "gradients", lambda event: from_json(StepSketch, event["sketch"]), problems)
         ),

@@ -18,6 +18,7 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.kernels import Kernels
 from launch.contract.records.probe import LastStep, Probe
+from launch.contract.records.state_changes import StateChanges
 from launch.contract.records.step_check import StepCheck
 
 Digests = tuple[tuple[str, str], ...]
@@ -82,8 +83,8 @@ class Attempt(EndedAttempt):
     phase_seconds: Mapping[Phase, float]
     parameters: Mapping[int, tuple[str, str]]
     """The digests of parameters after the capture and at the end; ranks that did not record both are left out."""
-    other_state: Mapping[int, str]
-    """Digests of what changed after the capture although no optimizer steps it, of a user's program; "" if nothing did."""
+    other_state: Mapping[int, StateChanges]
+    """What changed after the capture although no optimizer steps it, of a user's program."""
     sketches: Mapping[int, Mapping[tuple[int, str], GradientSketch]]
     """Gradients by step, then by rank and parameter."""
 

@@ -64,7 +64,7 @@ class Optimizers:
             if not last:
                 self._other_state = OtherState(stepped)
             elif self._other_state:
-                recorder.write("other_state", digest=self._other_state.changed(stepped))
+                recorder.write("other_state", changes=self._other_state.changes(stepped))
         except _NO_DIGEST as error:
             recorder.note(f"buffers have no digest, so it is unknown whether they change: {error}")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Set
 import torch
 from torch import nn
 
+from launch.contract.records.state_changes import StateChanges
 from launch.contract.spec_ids import digest
 from launch.observe.gradient_sketches import own_part
 from launch.observe.modules import modules_of_process
@@ -22,14 +23,14 @@ class OtherState:
     def __init__(self, stepped: Set[int]) -> None:
         self._before = _digests(stepped)
 
-    def changed(self, stepped: Set[int]) -> str:
-        """Return a digest of the tensors that have changed since that moment; "" if none has.
+    def changes(self, stepped: Set[int]) -> StateChanges:
+        """Return which tensors have changed since that moment.
 
         It leaves constants out, and modules that came later. So extra modules of a compiled program do not change it.
         """
         now = _digests(stepped)
         found = sorted(last for place, last in now.items() if self._before.get(place, last) != last)
-        return digest(found) if found else ""
+        return StateChanges(digest(found), len(found))
 
 
 def _digests(stepped: Set[int]) -> dict[tuple[int, str], str]:

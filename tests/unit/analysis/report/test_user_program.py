@@ -173,19 +173,26 @@ def test_a_fault_that_only_parameters_show_does_not_pass(tmp_path: Path, digits:
         ("a", "a", "BITWISE", ""),
         ("a", "", "DIVERGED", "of rank 0 change after the capture in eager runs, but not in the graphed run"),
         ("a", "b", "INCONCLUSIVE", "buffers, or weights that no optimizer steps, of rank 0 differ after the last step"),
-        ("{repeat}", "b", "BITWISE", ""),
+        (
+            "abc",
+            "c",
+            "INCONCLUSIVE",
+            "of rank 0 change in 3 tensors or more in eager runs after the capture, but in 1 in",
+        ),
+        ("#", "b", "BITWISE", ""),
         ("", "", "BITWISE", ""),
         (None, "", "BITWISE", ""),
     ],
-    ids=["equal", "never updated", "other values", "eager runs differ", "none", "unknown"],
+    ids=["equal", "never updated", "other values", "some never updated", "eager runs differ", "none", "unknown"],
 )
 def test_running_statistics_that_no_curve_shows_count(
     tmp_path: Path, eager: str | None, graphed: str, verdict: str, said: str
 ) -> None:
     def add(run: records.AttemptRecord) -> None:
-        digest = graphed if run.spec.graphed else eager
-        if digest is not None:
-            event = {"kind": "other_state", "digest": digest.format(repeat=run.spec.repeat)}
+        values = graphed if run.spec.graphed else eager
+        if values is not None:
+            changes = {"digest": values.replace("#", str(run.spec.repeat)), "tensors": len(values)}
+            event = {"kind": "other_state", "changes": changes}
             run.events[0].append({**run.events[0][-1], **event})
 
     sweep = records.write_sweep(tmp_path / "mine", edit=add)
