@@ -44,7 +44,7 @@
          "pairs": [{"repeat", "eager_run", "graphed_run", "verdict": VERDICT, "ratio", "ratio_steps", "ratio_reason",
                     "replay", "environment_differences"}]}],
      "not_run": [{"cell_id", "label", "workload_id", "state", "reasons": [{"rule", "message", "fix", "source"}]}],
-     "tasks": [[{"label", "first_loss", "last_loss", "mean_loss", "steps"}]],
+     "tasks": [[{"label", "first_loss", "last_loss", "steps", "loss_difference", "loss_step", "grad_norm_difference"}]],
      "rankings": [{"task_id", "name", "device", "allocations", "machines": [text], "not_ranked": [[label, reason]],
                    "cells": [{"label", "settings": [text], "ranks", "nodes", "runs", "relative" (step time, first = 1),
                               "memory_per_rank" (bytes), "on_pareto_front", "against_best", and on a GPU "step_ms",
@@ -86,7 +86,6 @@ from analysis.sweep.failure_modes import failure_modes
 from analysis.sweep.fit_matrix import outcome_matrix
 from analysis.sweep.metric_changes import MEMORY_METRICS, MetricChange, memory_risks, metric_changes
 from analysis.sweep.ranking import Ranked, Ranking, rank
-from analysis.sweep.task_agreement import trained_cells
 from launch.common.redact import redact
 from launch.contract.spec import RunSpec
 
@@ -112,7 +111,7 @@ def report_to_json(report: ReportData) -> dict[str, Any]:
         "looks": plan.looks,
         "cells": map(_cell, report.ran),
         "not_run": (_not_run(result) for result in results if result.cell.state != "run"),
-        "tasks": to_json(trained_cells(results)),
+        "tasks": to_json(report.sweep.trained),
         **_tables(results),
         "plots": {
             "drawn": report.plots,

@@ -24,10 +24,9 @@ MEAN_BOUND = 0.5
 
 @dataclass(frozen=True)
 class LossTrajectory:
-    """The losses of the ``first`` steps and of the ``last`` one, and the ``mean`` loss over all ``steps``, in nats."""
+    """The losses of the ``first`` steps, and the ``mean`` loss over all ``steps``, in nats."""
 
     first: tuple[float, ...]
-    last: float
     mean: float
     steps: int
 
@@ -41,10 +40,7 @@ def loss_trajectory(attempts: Sequence[Attempt]) -> LossTrajectory | None:
     # Other checks report a loss that is not finite. Divide before summing: the sum of losses can overflow.
     with np.errstate(invalid="ignore", over="ignore"):
         return LossTrajectory(
-            tuple(steps.loss[:FIRST_STEPS].tolist()),
-            float(steps.loss[-1]),
-            float((steps.loss / len(steps)).sum()),
-            len(steps),
+            tuple(steps.loss[:FIRST_STEPS].tolist()), float((steps.loss / len(steps)).sum()), len(steps)
         )
 
 
