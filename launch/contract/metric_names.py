@@ -21,7 +21,8 @@ _COLUMNS = {name: column for column, names in NAMES.items() for name in names}
 _DECODER = json.JSONDecoder(parse_float=str)
 _CONTROL = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 """What sets a terminal's colour, or moves its cursor."""
-# Percentages, numbers with a comma and numbers before a damaged byte do not match. Without a bound on the name's length, a long line would take seconds.
+# Percentages, numbers with a comma and numbers before a damaged byte do not match. Without a bound on the name's length, a long
+# line would take seconds.
 _PAIR = re.compile(
     r"(?<![A-Za-z\d])([A-Za-z][A-Za-z_ /.-]{0,40}?)['\"]?(?:\s*[:=]\s*|\s+)(?:(?:tensor|array|j?np\.\w{1,10})\()?['\"]?"
     r"([-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|\.\d+|nan|inf)(?!\.?[\w\ufffd]))(?!\s*%|,\d)",

@@ -24,8 +24,8 @@ NOTES = (
     "speed-up. A real step also takes time to transfer data and to wait for other ranks.",
     "Launch-bound: the share of the eager step in which a GPU is idle. It has no figure if kernels waited longer in the trace "
     "than in the timed steps.",
-    "Attained: the share of the rest of the step that graphs saved. It has a figure if that was more than "
-    f"{BAND:.0%} of the step. It exceeds 100% if kernels run faster in a graph than in the trace.",
+    "Attained: the share of the time beyond the least time that graphs saved. It has a figure if that time was more than "
+    f"{BAND:.0%} of the eager step. It exceeds 100% if kernels run faster in a graph than in the trace.",
     f"Bottleneck: a step within {NEAR:.0%} of the time that the GPU needs is GPU-bound. If ranks communicate, the bottleneck "
     "comes from the graphed run's own trace.",
 )
