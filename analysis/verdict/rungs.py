@@ -53,6 +53,11 @@ _LEARN = (
 )
 _NO_DRIFT = ", so a slow drift would not show"
 _LONGER = "train for twice as many steps: growth will leave the margin, and noise will not"
+SURE_DRIFT = 2.0
+"""If eager noise exceeds the margin, a drift of the mean counts from this many half widths on.
+
+Where noise is small, chance alone rarely reaches the margin. Here every significant rise does, and one in ten is by chance.
+"""
 
 
 @dataclass(frozen=True)
@@ -275,13 +280,13 @@ def not_equivalent(window: ComparisonWindow) -> Verdict | None:
     return None
 
 
-def _describe_drift(window: ComparisonWindow, tested: MetricTests) -> str:
-    """Describe the drift or growth that will leave the margin; return "" without one."""
+def _describe_drift(window: ComparisonWindow, tested: MetricTests, least: float = 1.0) -> str:
+    """Describe a drift of ``least`` half widths or more, or growth, that will leave the margin; return "" without one."""
     name, leaves = (
         METRIC_NAMES[tested.metric],
         f"and will soon leave the margin of {window.margins.of(tested.metric):g}",
     )
-    if tested.leaves:
+    if tested.leaves and abs(tested.rise.value) > least * tested.rise.half_width:
         rise = f"{tested.rise.value:.3g} +- {tested.rise.half_width:.3g}"
         return f"the {name} drifts: the difference rose by {rise} over the window, {leaves}"
     if not (growth := tested.growth):
@@ -322,7 +327,7 @@ def _other_cause(window: ComparisonWindow) -> str:
         if abs(mean.value) - mean.half_width > margin:
             of_mean = f"{mean.value:.3g} +- {mean.half_width:.3g}"
             return f"the mean difference of the {METRIC_NAMES[tested.metric]} is {of_mean}, beyond the margin of {margin:g}"
-        if drift := _describe_drift(window, tested):
+        if drift := _describe_drift(window, tested, SURE_DRIFT):
             return drift
     return _describe_unlearnt(window)
 

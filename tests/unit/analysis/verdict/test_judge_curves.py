@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.records.steps import Floats, Steps
+from analysis.verdict.completeness import check_agreement
 from analysis.verdict.family import judge_family
 from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.verdict import VERDICTS, Verdict, worst
@@ -613,3 +614,43 @@ def test_of_many_cells_each_has_to_be_surer() -> None:
     assert [v.verdict for v in failed] == ["DIVERGED", "INCONCLUSIVE"]
     assert judge_family([unsure], elsewhere=1)[0].verdict == "INCONCLUSIVE", "another cell may fail"
     assert judge_family([sure[0]], elsewhere=9)[0].verdict == "EQUIVALENT"
+
+
+def noisy_curve(generator: np.random.Generator, size: float, *, graphed: bool = False, drift: float = 0.0) -> Steps:
+    """Return a curve with noise of ``size`` in the loss of each step but the first, and ten times as much in the norm."""
+    steps = curve(graphed=graphed)
+    noise, rise = generator.normal(0.0, size, (2, STEPS)), drift * np.arange(STEPS) / STEPS
+    noise[:, 0] = 0.0
+    return replace(steps, loss=steps.loss + noise[0] + rise, grad_norm=steps.grad_norm * (1 + 10 * noise[1]))
+
+
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_equal_code_does_not_differ_before_the_capture_by_more_than_its_noise(repeats: int) -> None:
+    """Two eager runs are often close in three steps by chance, and a third run is then many times as far from them."""
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        eager = [noisy_curve(generator, 0.005) for _ in range(repeats)]
+        assert (
+            check_agreement(eager, [noisy_curve(generator, 0.005, graphed=True)], CAPTURE, MARGINS, equal=False) is None
+        )
+
+
+@pytest.mark.parametrize(("step", "size"), [(0, 0.002), (1, 0.2)])
+def test_another_start_is_found_despite_noise(step: int, size: float) -> None:
+    """In the first step eager runs are equal, so the margin alone counts there."""
+    generator = np.random.default_rng(0)
+    eager = [noisy_curve(generator, 0.005) for _ in range(3)]
+    other = moved(noisy_curve(generator, 0.005, graphed=True), step, loss=size)
+    found = check_agreement(eager, [other], CAPTURE, MARGINS, equal=False)
+    assert found and f"at step {step}," in found.reason
+
+
+@pytest.mark.parametrize(("drift", "least", "most"), [(0.0, 29, 30), (0.04, 0, 0)])
+def test_noise_beyond_the_margin_explains_a_slight_drift_and_no_large_one(drift: float, least: int, most: int) -> None:
+    generator = np.random.default_rng(0)
+    explained = 0
+    for _ in range(30):
+        eager = [noisy_curve(generator, 0.01) for _ in range(3)]
+        graphed = [noisy_curve(generator, 0.01, graphed=True, drift=drift) for _ in range(3)]
+        explained += of_repeats(graphed, eager).noisy
+    assert least <= explained <= most
