@@ -63,13 +63,13 @@ class Graph:
     def replay(self): pass
 
 class Event:
-    set = 0
+    set, seconds = 0, float("inf")
     def __init__(self, enable_timing=False): pass
     def record(self, stream): self.time = time.perf_counter(); Event.set += 1
     waited = False
     def query(self):
         assert not Graph.capturing, "a query breaks a capture"
-        return self.waited or time.perf_counter() - self.time > 1.0
+        return self.waited or time.perf_counter() - self.time >= self.seconds
     def synchronize(self): self.waited = True
     def elapsed_time(self, later): return (later.time - self.time) * 1e3
 
@@ -88,7 +88,11 @@ torch.cuda.is_current_stream_capturing = lambda: Graph.capturing
 memory.sample, memory.reset_peaks = lambda device: Memory(1, 1), lambda device: True
 event_log.PhaseClocks, training_steps.StepsTrace = Clocks, Trace
 """
-"""A stand-in for a GPU: its graphs do nothing, and the host's clock times its events."""
+"""A stand-in for a GPU: its graphs do nothing, and the host's clock times its events.
+
+It passes an event ``Event.seconds`` later, by default only when it is waited for. A time between would make the records depend
+on the load of this host: the observer notes its choices as soon as the GPU has passed the first steps.
+"""
 
 
 @dataclass(frozen=True)
