@@ -41,6 +41,13 @@ def size(value: int) -> str:
     return f"{value / 2**20:.0f} MiB" if abs(value) < 2**30 else f"{value / 2**30:.2f} GiB"
 
 
+def duration(seconds: float) -> str:
+    """Return ``seconds`` in the unit that suits them: "45 s", "12 min", "3.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def one_line(text: str) -> str:
     """Return ``text`` without line breaks and with its control characters escaped."""
     return escape_invisible(" ".join(re.split(r"[ \t\r\n]+", text.strip(" \t\r\n"))))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from launch.common.text import count, size
+from launch.common.text import count, duration, size
 from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
@@ -105,6 +105,18 @@ def print_later_orders(waiting: Sequence[BundleOrder], retries: Sequence[BundleO
     left = _count_runs(order for order in waiting if order.bundle_id in submitted.left)
     if left < _count_runs(waiting):
         print(f"{count('waiting run', _count_runs(waiting) - left)} submitted{f'; {left} still wait' if left else ''}")
+
+
+def print_room_wait(
+    waiting: Sequence[BundleOrder], limit: str, seconds: float, pause: float, *, has_jobs: bool
+) -> None:
+    """Print how long runs have waited for room in Slurm's queue, and what fills it."""
+    fills = "" if has_jobs else "; this sweep has no job in the queue, so other jobs fill it"
+    print(
+        f"waiting for {duration(seconds)} until Slurm accepts more jobs ({limit}): {count('run', _count_runs(waiting))}{fills}; next "
+        f"try in {duration(pause)}",
+        flush=True,
+    )
 
 
 def print_excluded_nodes(nodes: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from launch.common.text import escape_invisible, one_line
+from launch.common.text import duration, escape_invisible, one_line
 from launch.contract.plan import Cell, Plan
 from orchestrator.output.jobs import describe_job
 from orchestrator.output.states import format_counts, format_steps
@@ -55,7 +55,7 @@ class Progress:
         gained = done - self._first
         if gained <= 0 or self._seconds < LEAST_SECONDS:
             return done, "estimating the time left"
-        return done, f"about {_format_duration(self._seconds / gained * (1 - done))} left"
+        return done, f"about {duration(self._seconds / gained * (1 - done))} left"
 
     def _share(self, run_id: str, state: RunState) -> float:
         if state.finished or state.name in ("INTERRUPTED", "NOT_NEEDED"):
@@ -134,9 +134,3 @@ def print_new(view: View, printed: set[str], lines: Sequence[str]) -> set[str]:
         if line not in printed:
             view.print(line)
     return set(lines)
-
-
-def _format_duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from launch import ROOT
 from launch.contract.paths import SweepPaths
 from orchestrator.errors import SystemFault
+from orchestrator.submit import sbatch_once
 from orchestrator.submit.job_arrays import Array
 from orchestrator.targets.job_request import JobRequest
 from orchestrator.targets.profile import SHELL_DEFAULTS, Profile, sbatch_options
@@ -119,6 +121,9 @@ class _Executor(submitit.SlurmExecutor):
     def affinity(cls) -> int:
         """Claim that Slurm is available, because a batch script is also written on hosts without Slurm."""
         return 2
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return [sys.executable, "-IS", sbatch_once.__file__, str(submission_file_path)]
 
 
 def _executor(job: BatchJob) -> submitit.SlurmExecutor:

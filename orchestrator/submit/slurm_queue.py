@@ -45,13 +45,17 @@ ARRIVAL_SECONDS = 10.0
 """How long a request may be on its way to Slurm after its sbatch has ended (Slurm's default MessageTimeout)."""
 
 _UNREACHED = re.compile(
-    "unable to contact|connection (refused|failure)|find an address|munge|standby mode|temporarily unable",
+    "unable to contact|connection (refused|failure)|find an address|munge|standby mode",
     re.IGNORECASE,
 )  # fmt: skip
 """The messages of sbatch if Slurm is at fault, not the request."""
+_CLOSED = re.compile("partition not available|creation temporarily disabled|I/O error writing script")
+"""The messages of sbatch if Slurm takes no job now: a drained partition, ports or nodes that are busy, its own full disk."""
 
 _SUBMIT_LIMIT = re.compile(r"(QOS|Assoc)(Max|Grp)SubmitJob\w*")
 """The reasons that sbatch prints if a user or an account has too many jobs. Each element of an array is one of them."""
+_QUEUE_FULL = re.compile("temporarily unable to accept job|job queue full|MaxJobCount limit reached")
+"""What sbatch prints if all users together have too many jobs, ended ones that squeue still lists (MinJobAge) included."""
 
 
 # --- what earlier commands left behind ------------------------------------------------------------------------------
@@ -279,12 +283,17 @@ def _find_refused(sweep: SweepPaths, submission: Submission, scheduler: JobMonit
 
 def _submit_limit(refused: Refused) -> str:
     """Return the limit on the number of jobs for which sbatch failed, in Slurm's word; "" if it failed for another reason."""
-    limit = _SUBMIT_LIMIT.search(str(refused)) if refused.certain else None
-    return limit.group() if limit else ""
+    if not refused.certain:
+        return ""
+    if limit := _SUBMIT_LIMIT.search(str(refused)):
+        return limit.group()
+    return "MaxJobCount, of all users together" if _QUEUE_FULL.search(str(refused)) else ""
 
 
 def _refusal(refused: Refused, array: Array, profile: Profile, before: int) -> OrchestratorError:
     kept = f" (the {before} bundles that were submitted earlier continue)" if before else ""
+    if refused.certain and _CLOSED.search(str(refused)):
+        return SystemFault(f"Slurm takes no jobs now: {refused}{kept}. Run the command again once it does")
     if _UNREACHED.search(str(refused)) or not refused.certain:
         return SystemFault(
             f"Slurm did not answer sbatch: {refused}{kept}. Run the command again. It checks which jobs Slurm has, and submits "

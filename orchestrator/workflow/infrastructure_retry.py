@@ -12,7 +12,7 @@ from launch.contract.errors import OrchestratorError
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.errors import InputError
-from orchestrator.output.progress import print_later_orders
+from orchestrator.output.progress import print_later_orders, print_room_wait
 from orchestrator.submit.attempts_to_begin import attempts_to_begin
 from orchestrator.submit.backlog import Backlog
 from orchestrator.submit.slurm_queue import Submitted, enqueue, poll_jobs
@@ -21,9 +21,11 @@ from orchestrator.sweeps.run_state import RunState, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.sweeps.store import is_planned, order_lock
 from orchestrator.targets.slurm_cluster import Cluster
+from orchestrator.workflow.room_wait import RoomWait
 
 PAUSE_SECONDS = 30.0
-"""Seconds to wait after a submission that failed or found no room, while other runs continue."""
+"""Seconds to wait after a submission that failed, while other runs continue, and between looks at what another command has
+submitted or cancelled."""
 
 
 class InfrastructureRetry:
@@ -38,6 +40,7 @@ class InfrastructureRetry:
         self._scheduler = scheduler
         self._backlog = backlog
         self._not_before = time.monotonic() + PAUSE_SECONDS if backlog else 0.0
+        self._room_wait = RoomWait()
         self._jobs = 0
         self._last_error = ""
 
@@ -45,8 +48,13 @@ class InfrastructureRetry:
         jobs = len({state.job.job_id for state in states.values() if state.job is not None and state.has_job})
         room, self._jobs = bool(self._backlog) and jobs < self._jobs, jobs
         others = bool(self._backlog) or any(state.alive for state in states.values())
-        if others and not room and time.monotonic() < self._not_before:
+        if room:
+            self._room_wait.try_soon()
+        elif others and time.monotonic() < self._not_before:
             return bool(self._backlog)
+        elif self._backlog and not self._room_wait.is_due() and self._backlog.orders():
+            self._not_before = time.monotonic() + PAUSE_SECONDS
+            return True
         submitted = False
         try:
             submitted = bool(self._backlog or self._orders(states)) and self._submit()
@@ -81,8 +89,16 @@ class InfrastructureRetry:
                 nodes = nodes_to_avoid(states, orders, self._cluster)
                 submitted = enqueue(self._sweep, self._plan, orders, self._cluster, self._scheduler, nodes)
                 print_later_orders(waiting, retries, submitted)
+                self._wait_for_room(orders, submitted)
             self._backlog.replace(submitted if orders else Submitted())
             return bool(orders)
+
+    def _wait_for_room(self, orders: Sequence[BundleOrder], submitted: Submitted) -> None:
+        """Note whether anything found room. Tell how long what found none has waited."""
+        if len(submitted.left) < len(orders):
+            self._room_wait.begin()
+        elif (seconds := self._room_wait.go_on()) is not None:
+            print_room_wait(orders, submitted.limit, seconds, self._room_wait.pause, has_jobs=self._jobs > 0)
 
 
 def nodes_to_avoid(states: Mapping[str, RunState], orders: Sequence[BundleOrder], cluster: Cluster) -> tuple[str, ...]:

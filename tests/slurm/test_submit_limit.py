@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +64,59 @@ def test_a_waiting_command_submits_the_rest_as_jobs_end(site: Site, cluster: Clu
     assert [code for _, code in ends] == [0, 0], ends
     assert set(map(tuple, site.attempts("rest").values())) == {(1,)}
     assert list(site.accounts("State").values()) == ["COMPLETED"] * 5
+
+
+@contextlib.contextmanager
+def full_queue(cluster: Cluster, room: int) -> Iterator[None]:
+    """Let all users together have at most ``room`` more jobs, for the time of the block."""
+    path = cluster.folder / "slurm.conf"
+    before = path.read_text()
+    # Slurm 22.05 refuses the last job. Ended jobs count until slurmctld forgets them.
+    most = len(cluster.run("squeue", "--noheader", "--array", "--states=all").splitlines()) + room + 1
+    path.write_text(f"{before}MaxJobCount={most}\n")
+    cluster.run("scontrol", "reconfigure")
+    try:
+        yield
+    finally:
+        path.write_text(before)
+        cluster.run("scontrol", "reconfigure")
+
+
+def test_a_full_queue_is_waited_for_and_holds_up_no_other_command(site: Site, cluster: Cluster) -> None:
+    """sbatch would ask again for two minutes, for each size of array, and then call it a failure."""
+    path = site.write(some("full", 3))
+    with full_queue(cluster, 1):
+        began = time.monotonic()
+        short = site.run("sweep", path, "--no-wait")
+        assert time.monotonic() - began < 60
+        assert short.returncode == ExitCode.UNFINISHED, short.stdout + short.stderr
+        assert "wait until Slurm accepts more jobs (MaxJobCount, of all users together)" in short.stdout
+        assert len(site.job_ids("full")) == 1
+        waiting = site.start("resume", "full")
+        wait_until(lambda: list(site.states("full").values()).count("COMPLETED") == 1, 120, "the first run")
+    out, err = waiting.communicate(timeout=180)
+    assert waiting.returncode == 0, out + err
+    assert set(map(tuple, site.attempts("full").values())) == {(1,)}
+    assert list(site.accounts("State").values()) == ["COMPLETED"] * 3
+
+
+def test_what_waits_for_room_outlives_a_drained_partition(site: Site, cluster: Cluster) -> None:
+    def drain(state: str) -> None:
+        cluster.run("scontrol", "update", "PartitionName=gpu", f"State={state}")
+
+    path = site.write(some("drained", 2))
+    with submit_limit(cluster, 1):
+        sweep = site.start("sweep", path)
+        assert sweep.stdout is not None and sweep.stderr is not None
+        assert any("1 of them wait" in line for line in sweep.stdout)
+        drain("DRAIN")
+        try:
+            said = next(line for line in sweep.stderr if "not submitted yet" in line)
+        finally:
+            drain("UP")
+        out, err = sweep.communicate(timeout=180)
+    assert "not submitted yet: Slurm takes no jobs now: " in said and sweep.returncode == 0, said + out + err
+    assert set(site.states("drained").values()) == {"COMPLETED"}
 
 
 def test_what_waits_for_room_is_cancelled_too(site: Site, cluster: Cluster) -> None:
