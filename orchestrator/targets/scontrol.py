@@ -41,7 +41,9 @@ def query_configuration() -> Configuration:
     """
     settings = dict(re.findall(r"^(\w+)\s*=\s*(\S+)", _query("scontrol", "show", "config"), re.MULTILINE))
     try:
-        return Configuration(settings["ClusterName"], int(settings["MaxArraySize"]))
+        tasks = re.search(r"max_array_tasks=(\d+)", settings.get("SchedulerParameters", ""))
+        sizes = [settings["MaxArraySize"], *(tasks.groups() if tasks else ())]
+        return Configuration(settings["ClusterName"], min(map(int, sizes)))
     except KeyError as error:
         raise SystemFault(f"`scontrol show config` prints no {error}") from error
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 
 import pytest
 
 from orchestrator.targets.partition import Nodes, Partition
-from orchestrator.targets.scontrol import parse_gpus, parse_minutes, parse_partitions
+from orchestrator.targets.scontrol import parse_gpus, parse_minutes, parse_partitions, query_configuration
 
 # Shortened output of scontrol of Slurm 22.05. The parser ignores the fields that 24.05 adds.
 DESCRIBED = """\
@@ -60,3 +62,23 @@ def test_times(text: str, expected: float) -> None:
 ])  # fmt: skip
 def test_gpus_among_generic_resources(text: str, expected: dict[str, int]) -> None:
     assert parse_gpus(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("parameters", "most"),
+    [
+        ("(null)", 1001),
+        ("bf_interval=30,max_array_tasks=500", 500),
+        ("max_array_tasks=5000,defer", 1001),
+        ("max_array_tasks=0", 0),
+    ],
+)
+def test_the_scheduler_may_limit_arrays_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parameters: str, most: int
+) -> None:
+    """sbatch rejects a longer array, and its message names no limit."""
+    settings = f"ClusterName = big\nMaxArraySize            = 1001\nSchedulerParameters     = {parameters}\n"
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\ncat <<'end'\n{settings}end\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert query_configuration().max_array_size == most
