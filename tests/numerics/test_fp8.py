@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -73,6 +74,12 @@ def train(spec: RunSpec) -> dict[str, Any]:
     return found
 
 
+@cache
+def uncaptured(name: str, fp8: str = "delayed", **training: Any) -> dict[str, Any]:
+    """Return the results of an uncaptured run of one rank, which several tests compare with."""
+    return train(spec_of(name, EAGER, fp8, **training))
+
+
 def expect_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["steps"] == expected["steps"]
     assert torch.equal(found["weights"], expected["weights"])
@@ -84,7 +91,7 @@ def expect_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("fp8", ["delayed", "current"])
 @pytest.mark.parametrize("name", MODELS)
 def test_8_bits_start_from_the_same_weights_and_round(name: str, fp8: str) -> None:
-    found, expected = train(spec_of(name, fp8=fp8)), train(spec_of(name, fp8="none"))
+    found, expected = uncaptured(name, fp8), uncaptured(name, "none")
     losses, others = (torch.tensor([loss for loss, _ in one["steps"]]) for one in (found, expected))
     torch.testing.assert_close(losses, others, rtol=0.05, atol=0)
     assert not torch.equal(losses, others)
@@ -93,10 +100,10 @@ def test_8_bits_start_from_the_same_weights_and_round(name: str, fp8: str) -> No
 
 @pytest.mark.parametrize("name", ["dense", "padded"])
 def test_scales_change_once_in_each_pass_and_weights_are_cast_once_in_each_step(name: str) -> None:
-    found = train(spec_of(name))
+    found = uncaptured(name)
     assert found["updates"] == {True: STEPS * MICROBATCHES, False: STEPS * MICROBATCHES}
     assert found["casts"] == STEPS * PRODUCTS[name]
-    without = train(spec_of(name, fp8_weight_caching=False))
+    without = uncaptured(name, fp8_weight_caching=False)
     assert without["updates"] == found["updates"] and without["casts"] == MICROBATCHES * found["casts"]
 
 
@@ -113,7 +120,8 @@ def test_scales_change_once_in_each_pass_and_weights_are_cast_once_in_each_step(
 )  # fmt: skip
 def test_replays_compute_what_uncaptured_code_computes(name: str, graph: CudaGraph, fp8: str, caching: bool) -> None:
     found = train(spec_of(name, graph, fp8, fp8_weight_caching=caching))
-    expected = train(spec_of(name, EAGER, fp8, fp8_weight_caching=caching))
+    # True is the default: a run with it is the one that the tests above train.
+    expected = uncaptured(name, fp8) if caching else uncaptured(name, fp8, fp8_weight_caching=False)
     assert found["proven"]
     expect_equal(found, expected)
 
