@@ -25,17 +25,23 @@ from orchestrator.sweeps import report_process
 DRAW, DRAWN = plots.draw, dict[Hashable, bytes]()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def charts(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Draw charts for the tests of reports alone. The other tests read what a report says, and get the key of a
+@pytest.fixture(scope="session", autouse=True)
+def charts() -> Iterator[None]:
+    """Draw no chart, apart from tests that use ``drawn``. The others read what a report says, and get the key of a
     chart's content as its file.
 
     A report unfreezes all objects when it ends. Each later collection would scan the imports again, for seconds.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "draw", draw_once if request.path.parent.name == "report" else undrawn)
+        patch.setattr(plots, "draw", undrawn)
         patch.setattr(write_report, "gc", SimpleNamespace(freeze=int, collect=int, unfreeze=int))
         yield
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the charts of this test's reports."""
+    monkeypatch.setattr(plots, "draw", draw_once)
 
 
 def draw_once(chart: Chart) -> bytes:

@@ -50,6 +50,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_same_records_give_the_same_bytes_wherever_they_stand(tmp_path: Path) -> None:
     sweep = eventful_sweep(tmp_path / "here")
     write_report(sweep)
@@ -159,6 +160,7 @@ def test_reasons_and_failures_are_said_with_their_way_out(tmp_path: Path) -> Non
         assert said in text
 
 
+@pytest.mark.usefixtures("drawn")
 def test_absolute_times_are_for_gpus_only(tmp_path: Path) -> None:
     for device in ("cpu", "cuda"):
         report = write_report(write_sweep(tmp_path / device, device=device))
@@ -389,6 +391,7 @@ def odd_environment(run: AttemptRecord) -> None:
     run.environment = {"digests": "none", "hardware": None, "versions": ["a", "a"]}
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
     "edit",
     [
@@ -409,6 +412,7 @@ def test_a_report_is_written_of_any_records_and_bad_ones_never_pass(tmp_path: Pa
     assert report.markdown.exists()
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("size", [1e308, 5e-324])
 def test_a_plot_that_cannot_be_drawn_costs_that_plot(tmp_path: Path, size: float) -> None:
     def beyond(run: AttemptRecord) -> None:
