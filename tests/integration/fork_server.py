@@ -1,7 +1,9 @@
-"""Fork the fork servers, ranks and reports of tests from a server that has imported torch, pandas and matplotlib.
+"""Fork the commands, fork servers, ranks and reports of tests from a server that has imported torch, pandas and
+matplotlib.
 
-The imports of a bundle's fork server take two CPU seconds, and those of a report one. Supervisors and commands remain
-separate processes. In them, ``fork_children`` makes ``subprocess.Popen`` ask the server for the modules of ``FORKED``.
+The imports of a bundle's fork server take two CPU seconds, those of a report one, and those of a command nearly one.
+Queues and supervisors remain separate interpreters. In supervisors and commands, ``fork_children`` makes
+``subprocess.Popen`` ask the server for the modules of ``FORKED``.
 """
 
 from __future__ import annotations
@@ -27,10 +29,13 @@ from launch.common.parent_death import PARENT, die_with_parent
 
 SERVER = "FORK_SERVER"
 """The variable that has the path of the server's socket."""
-FORKED = ("launch.train.fork_server", "launch.train.worker", "analysis.report")
+COMMAND = "orchestrator"
+FORKED = ("launch.train.fork_server", "launch.train.worker", "analysis.report", COMMAND)
+MODULES = ("launch.train.fork_server", "launch.train.worker", "analysis.report")
+"""Those of ``FORKED`` that each fork runs as its own copy. A command runs ``orchestrator.__main__``, which nothing imports."""
 PRELOADED = (
-    *FORKED, "analysis.report.write_report", "analysis.report.plots", "launch.engines.torch_native.engine",
-    "torch._inductor.compile_fx",
+    *MODULES, "analysis.report.write_report", "analysis.report.plots", "launch.engines.torch_native.engine",
+    "torch._inductor.compile_fx", *(f"orchestrator.cli.verbs.{verb}" for verb in ("sweep", "status", "cancel", "logs", "advise")),
 )  # fmt: skip
 
 
@@ -54,9 +59,10 @@ class ForkedPopen(subprocess.Popen):
         if not any(module in args for module in FORKED):
             return super()._execute_child(args, *settings)
         self._server = socket.socket(socket.AF_UNIX)
-        self._server.connect(os.environ[SERVER])
+        environment = dict(environment or os.environ)
+        self._server.connect(environment.get(SERVER) or os.environ[SERVER])
         request = {
-            "command": list(map(os.fspath, args)), "environment": dict(environment or os.environ),
+            "command": list(map(os.fspath, args)), "environment": environment,
             "folder": str(cwd or Path.cwd()), "session": settings[-2],
         }  # fmt: skip
         given = (pipes[0], pipes[3], pipes[5])
@@ -82,6 +88,8 @@ class ForkedPopen(subprocess.Popen):
     def _answered(self, seconds: float | None) -> int | None:
         if self.returncode is None and select.select([self._server], [], [], seconds)[0]:
             self.returncode = int(self._answers.readline() or -signal.SIGKILL)
+            self._answers.close()
+            self._server.close()
         return self.returncode
 
 
@@ -98,7 +106,7 @@ def serve(path: str) -> list[str]:
     listener.listen(64)
     for module in PRELOADED:
         importlib.import_module(module)
-    for module in FORKED:
+    for module in MODULES:
         sys.modules.pop(module)  # Each fork runs its own copy of the module.
     gc.freeze()
     while True:
@@ -144,6 +152,10 @@ def _become(request: dict[str, Any], files: list[int]) -> list[str]:
     if PARENT in os.environ:
         os.environ[PARENT] = str(os.getppid())
     command: list[str] = request["command"]
+    if COMMAND in command:
+        # A background shell may ignore Ctrl-C, and this server writes without a buffer. A command does neither.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.stdout = open(1, "w", closefd=False)
     return command
 
 
@@ -156,16 +168,18 @@ def run(command: list[str]) -> None:
 
     place = command.index("-m") + 1
     sys.argv[:] = command[place:]
+    status = 0
     try:
         runpy.run_module(command[place], run_name="__main__", alter_sys=True)
     except SystemExit as ended:
-        if ended.code:
+        if not isinstance(ended.code, int | None):
             raise
+        status = ended.code or 0
     # Otherwise Python would free all imports of the server, which takes as long as importing them.
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.plan import read_plan
 from launch.contract.records.events import read_events
-from tests.integration.fork_server import SERVER
+from tests.integration.fork_server import CAN_FORK, SERVER, ForkedPopen
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "HF_TOKEN": "hf_not_to_be_written_anywhere"}
@@ -73,8 +73,8 @@ class Host:
     executor = "local"
 
     def __init__(self, folder: Path, cache: Path, fork_server: Path | None = None) -> None:
-        """Create a host. With ``fork_server``, fork servers and reports are forks of it, and runs of one rank first
-        train slowly."""
+        """Create a host. With ``fork_server``, commands, fork servers and reports are forks of it, and runs of one rank
+        first train slowly."""
         self.folder = folder
         self.store = folder / "store"
         for name in ("tmp", "home"):
@@ -120,8 +120,11 @@ class Host:
             command += ["--executor", self.executor]
         if arguments[0] in ("sweep", "resume", "report"):
             command += ["--allow-empty"]  # Most recipes of these tests are eager.
-        return subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        # Those of a Slurm site remain interpreters: jobs inherit what sbatch was started with.
+        if CAN_FORK and SERVER in self.environment and self.executor == "local" and limit_bytes is None:
+            return ForkedPopen(command, cwd=self.folder, env=self.environment, text=True, **pipes)
+        return subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True, **pipes,
                                 preexec_fn=lambda: _as_on_a_terminal(limit_bytes))  # fmt: skip
 
     def begin(self, content: dict[str, Any], *arguments: str) -> tuple[subprocess.Popen[str], list[str]]:
