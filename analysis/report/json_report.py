@@ -10,6 +10,7 @@
      "cells": [one object per cell of the plan that ran or was to run, in the plan's order:
         {"cell_id", "label", "name": short, as in report.md, "workload_id", "task_id", "impl", "scope", "effective_scope",
         "device",
+         "known_faults": [{"rule", "message", "fix", "source"}], why its results are known to be wrong,
          "expect": {"outcome", "phase"}, "outcome", "unexpected", "unsound_records": [text], "flaky_attempts": [text],
          "uncompared_attempts": [text],
          "unfinished", "seconds": how long the attempts that count ran,
@@ -174,6 +175,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
         **_pick(graph, "impl", "scope"),
         "effective_scope": graphs.replay.stats.effective_scope if graphs.replay else None,
         "device": result.spec.placement.device,
+        **_pick(cell, "known_faults"),
         "expect": to_json(cell.expect),
         **_pick(result, "outcome", "unexpected"),
         **to_json(result.integrity),

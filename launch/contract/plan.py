@@ -21,7 +21,7 @@ CellState = Literal["run", "rejected", "not_runnable"]
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a cell does not run: the rule's id, a message with values, the fix and the rule's source."""
+    """Why a cell does not run, or computes wrong results: the rule's id, a message with values, the fix and the rule's source."""
 
     rule: str
     message: str
@@ -81,6 +81,8 @@ class Cell:
     limits: Limits = Limits()
     perturbed: bool = False
     """Whether the last of ``run_ids`` is an eager cell's perturbed run instead of a repeat (RunSpec.perturbed)."""
+    known_faults: tuple[Reason, ...] = ()
+    """Why its results are known to be wrong, although no rule rejects it."""
 
     @property
     def repeat_ids(self) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from launch.contract.records.events import Phase
 from launch.contract.records.identity import identity_of
 from launch.contract.spec import RunSpec
 from launch.observe.program import describe_program
-from launch.support import known_faults
 from launch.train.telemetry.event_log import Recorder
 
 
@@ -75,8 +74,6 @@ class Rank:
             environment = describe_program(self.recorder.device, self._spec, self._folders)
             write_json(self.attempt.environment, identity_of(self.attempt) | environment)
         self.recorder.enter(phase, 0)
-        for fault in known_faults(self._spec) if self.number == 0 else ():
-            self.recorder.note(fault.text)
 
     def _refusal(self) -> EnvironmentFault | ProgramError | None:
         """Return why this program cannot be the run's."""

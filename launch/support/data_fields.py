@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launch.contract.spec import BYTE_VALUES, RunSpec
-from launch.support.rule import Rule
+from launch.support.rule import UNPACKED, Rule
 
 
 def _unused_fields(spec: RunSpec) -> list[str]:
@@ -42,7 +42,7 @@ RULES: tuple[Rule, ...] = (
         "data.byte_tokens", ("data.kind", "data.tokenizer", "model.vocab_size"),
         f"text without a tokenizer turns each byte into a token and needs a vocabulary of {BYTE_VALUES}",
         lambda spec: spec.data.kind == "text" and spec.data.tokenizer is None and spec.model.vocab_size < BYTE_VALUES,
-        fix=f"Set model.vocab_size to {BYTE_VALUES} or more, or data.kind to synthetic.",
+        fix=f"Set model.vocab_size={BYTE_VALUES} or more, or data.kind=synthetic.",
         source="launch/data/text_files.py",
     ),
     Rule(
@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = (
         "data.packing", ("data.packed_sequences", "data.eod_token"),
         "packed sequences need data.eod_token to find where documents end",
         lambda spec: spec.data.packed_sequences and spec.data.eod_token is None,
-        fix="Set data.eod_token, or data.packed_sequences to false.",
+        fix=f"Set data.eod_token to the token that ends a document, or {UNPACKED}.",
         source="launch/engines/torch_native/layers/build_context.py",
     ),
     Rule(

@@ -96,7 +96,8 @@ RULES: tuple[Rule, ...] = (
         "layout.interleaving", ("parallelism.schedule", "parallelism.pp", "parallelism.vpp"),
         "schedule interleaved needs pp and vpp above 1, and vpp above 1 needs schedule interleaved",
         _interleaving_mismatch,
-        fix="Set schedule to interleaved with pp and vpp above 1, or to 1f1b with vpp 1 (torch_native has gpipe too).",
+        fix="Set parallelism.vpp=1 and parallelism.schedule=1f1b, or parallelism.vpp=2 and parallelism.schedule=interleaved, with pp "
+        "above 1.",
         source=f"{MCORE}parallel_state.py:745",
     ),
     Rule(

@@ -122,8 +122,8 @@ FAULTS: tuple[Rule, ...] = (
         "one graph replays all micro-batches, and transformer-engine 2.11 captures it for the first one, so each replay "
         "overwrites gradients instead of adding to them (observed; fixed by TransformerEngine pull request 2715)",
         lambda spec: spec.training.gradient_accumulation_fusion and _reuses_first_graph(spec),
-        fix=f"Set training.gradient_accumulation_fusion=false, or {WHOLE_STEP}, or parallelism.pp to 2 or more, or a "
-        "global_batch_size of one micro-batch per step.",
+        fix=f"Set training.gradient_accumulation_fusion=false, or {WHOLE_STEP}, or parallelism.pp=2, or a global_batch_size of one "
+        "micro-batch per step.",
         source="transformer_engine 2.11 pytorch/graph.py:484",
     ),
 )  # fmt: skip
@@ -136,7 +136,7 @@ def _unless_mended(fault: Rule) -> Rule:
     return replace(
         fault,
         violated=lambda spec: name not in spec.cuda_graph.mend and fault.violated(spec),
-        fix=f"{fault.fix.rstrip('.')}, or cuda_graph.mend=[{name}].",
+        fix=f"Set cuda_graph.mend=[{name}], or {fault.fix.removeprefix('Set ')}",
     )
 
 
@@ -212,7 +212,7 @@ PACKING: tuple[Rule, ...] = (
         "megatron.packed_sinks", ("data.packed_sequences", "model.attention_sinks"),
         "Transformer Engine before 2.12, which this release requires, has no attention for packed sequences with sinks",
         lambda spec: spec.data.packed_sequences and spec.model.attention_sinks,
-        fix=f"Set {UNPACKED}, or engine=torch_native, or megatron_core=0.19 with Transformer Engine 2.12.",
+        fix=f"Set megatron_core=0.19 (with Transformer Engine 2.12), or {UNPACKED}, or engine=torch_native.",
         source="transformer_engine 2.11 pytorch/attention/dot_product_attention/utils.py:718",
         releases=("0.16",),
     ),
@@ -301,8 +301,8 @@ RULES: tuple[Rule, ...] = (
         ("model.moe_router_normalize_topk", "model.moe_router_score_function", "model.moe_router_order", "model.moe_router_topk"),
         "Megatron-Core never normalises the weight of one expert, and always normalises the sigmoid weights of several",
         lambda spec: spec.model.is_moe and _lacks_router(spec.model),
-        fix="Set moe_router_order to softmax_then_topk, and moe_router_normalize_topk to true for sigmoid scores with "
-        "moe_router_topk above 1, otherwise to false. Or set engine to torch_native.",
+        fix="Set model.moe_router_order=softmax_then_topk and model.moe_router_normalize_topk=true, or "
+        "model.moe_router_order=softmax_then_topk and model.moe_router_normalize_topk=false, or engine=torch_native.",
         source=f"{MCORE}transformer/moe/moe_utils.py topk_routing_with_score_function",
     ),
     padded_capacity("megatron"),
@@ -326,7 +326,7 @@ RULES: tuple[Rule, ...] = (
         "megatron.tp", ("parallelism.tp", "parallelism.etp", "parallelism.ep"),
         "with ep=1 Megatron-Core reduces the gradients of experts over dp and cp, so etp must equal tp",
         lambda spec: spec.model.is_moe and spec.parallelism.ep <= 1 and spec.parallelism.tp != spec.parallelism.etp,
-        fix="Set parallelism.tp=1, or parallelism.etp to tp, or megatron_core=0.19, or ep to 2 or more.",
+        fix="Set parallelism.etp to tp, or parallelism.tp=1, or parallelism.ep=2, or megatron_core=0.19.",
         releases=("0.16",),
     ),
     MegatronRule(
@@ -345,7 +345,7 @@ RULES: tuple[Rule, ...] = (
         lambda spec: spec.parallelism.overlap_moe_expert_parallel_comm
         and spec.parallelism.ep == spec.model.num_moe_experts
         and spec.parallelism.etp <= 1,
-        fix="Set parallelism.overlap_moe_expert_parallel_comm=false, or megatron_core=0.19, or ep below num_moe_experts.",
+        fix="Set parallelism.overlap_moe_expert_parallel_comm=false, or ep below num_moe_experts, or megatron_core=0.19.",
         source=f"{MCORE}models/gpt/fine_grained_callables.py:74",
         releases=("0.16",),
     ),
@@ -384,7 +384,7 @@ RULES: tuple[Rule, ...] = (
         "capturing a layer calls torch.autograd.grad, and Megatron-Core's recomputation supports that call only for layernorm "
         "and moe_act",
         _checkpoints_within_graphs,
-        fix=f"Set {KEEP_ALL}, or {WHOLE_STEP}, or {WITHOUT_ATTENTION}, or cuda_graph.scope=[attn].",
+        fix=f"Set {WITHOUT_ATTENTION}, or cuda_graph.scope=[attn], or {WHOLE_STEP}, or {KEEP_ALL}.",
         source=f"{MCORE}tensor_parallel/random.py:539",
     ),
     MegatronRule(
@@ -392,7 +392,7 @@ RULES: tuple[Rule, ...] = (
         "Megatron-Core's recomputation keeps references to the tracker's generators, not their states, so its masks would differ "
         "from those of the forward pass",
         lambda spec: spec.training.draws_again(spec.model),
-        fix=f"Set {NO_DROPOUT}, or {KEEP_ALL}, or engine=torch_native without graphs.",
+        fix=f"Set {KEEP_ALL}, or {NO_DROPOUT}, or engine=torch_native.",
         source=f"{MCORE}tensor_parallel/random.py:438, torch.Generator.graphsafe_get_state",
     ),
     MegatronRule(
@@ -401,14 +401,14 @@ RULES: tuple[Rule, ...] = (
         lambda spec: spec.model.hidden_dropout > 0
         and not spec.training.recomputed.isdisjoint({"mlp", "moe"})
         and spec.cuda_graph.implementation.extent == "step",
-        fix=f"Set model.hidden_dropout=0, or {KEEP_ALL}.",
+        fix=f"Set {KEEP_ALL}, or model.hidden_dropout=0.",
         source=f"{CONFIG}:1812",
     ),
     MegatronRule(
         "megatron.recompute_norm", RECOMPUTED,
         "a graph that recomputes the norm before the experts gives the norm's weight no gradient",
         _captures_recomputed_norm,
-        fix=f"Set {KEEP_ALL}, or {WHOLE_STEP}, or cuda_graph.scope=[attn], or cuda_graph.scope=[mlp].",
+        fix=f"Set cuda_graph.scope=[attn], or cuda_graph.scope=[mlp], or {WHOLE_STEP}, or {KEEP_ALL}.",
         source=f"{MCORE}tensor_parallel/random.py:614; transformer_engine 2.11 pytorch/graph.py:609 (torch.autograd.grad)",
     ),
     MegatronRule(
@@ -422,7 +422,7 @@ RULES: tuple[Rule, ...] = (
         "megatron.recompute_act", ("training.recompute_modules", "cuda_graph.impl"),
         "a local graph leaves the process in warm-up mode, which keeps activations and norms instead of recomputing them",
         lambda spec: spec.cuda_graph.impl == "local" and not spec.training.recomputed.isdisjoint({"layernorm", "moe_act"}),
-        fix=f"Set {KEEP_ALL}, or cuda_graph.impl=transformer_engine, or megatron_core=0.19.",
+        fix=f"Set cuda_graph.impl=transformer_engine, or {KEEP_ALL}, or megatron_core=0.19.",
         source=f"{MCORE}transformer/cuda_graphs.py:112",
         releases=("0.16",),
     ),

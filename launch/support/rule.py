@@ -26,6 +26,9 @@ GRAPH = ("cuda_graph.impl", "cuda_graph.scope")
 RECOMPUTED = ("training.recompute", "training.recompute_modules", *GRAPH)
 DROPOUT = ("model.attention_dropout", "model.hidden_dropout")
 NO_DROPOUT = "model.attention_dropout=0 and model.hidden_dropout=0"
+UNCOMPILED = (
+    "cuda_graph.impl=full_iteration and training.compile=none, or cuda_graph.impl=torch and training.compile=none"
+)
 UNPACKED = "data.packed_sequences=false and data.max_documents=null"
 
 RELEASES: tuple[MegatronCore, ...] = get_args(MegatronCore)

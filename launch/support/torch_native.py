@@ -8,14 +8,16 @@ from launch.support.rule import (
     GRAPH,
     NO_DROPOUT,
     RECOMPUTED,
+    UNCOMPILED,
     NativeRule,
     Rule,
     deterministic_sinks,
     fixed,
     padded_capacity,
+    spell,
 )
 
-ON_MEGATRON = "Set it to false, or engine=megatron."
+ONE_RANK_MODEL = "parallelism.tp=1 and parallelism.pp=1 and parallelism.ep=1"
 DEGREES = ("parallelism.tp", "parallelism.pp", "parallelism.ep")
 
 
@@ -67,6 +69,11 @@ def _drops_without_sdpa(spec: RunSpec) -> list[str]:
     return ["model.attention_dropout", *fields] if fields else []
 
 
+def _on_megatron(field: str, value: object, why: str = "") -> Rule:
+    """Return a rule that ``field`` has another value only on engine megatron. ``why`` is a sentence after the fix."""
+    return fixed("torch_native", field, value, f"Set {field}={spell(value)}, or engine=megatron.{why}")
+
+
 def _grouped_width(name: str) -> Rule:
     def is_misaligned(spec: RunSpec) -> bool:
         in_groups = spec.model.is_moe and spec.training.precision == "bf16" and spec.placement.device == "cuda"
@@ -90,7 +97,7 @@ RULES: tuple[Rule, ...] = (
     ),
     fixed("torch_native", "parallelism.etp", 1),
     fixed("torch_native", "cuda_graph.mend", ()),
-    fixed("torch_native", "parallelism.cp", 1, "Set parallelism.cp=1, or engine=megatron."),
+    _on_megatron("parallelism.cp", 1),
     NativeRule(
         "torch_native.attention_backend", (),
         "sdpa has no windows, sinks or packed documents; flex and transformer_engine need CUDA; transformer_engine needs bf16 "
@@ -100,14 +107,11 @@ RULES: tuple[Rule, ...] = (
         source="transformer_engine 2.11 pytorch/attention/dot_product_attention/dot_product_attention.py:798 (Dynamo)",
     ),
     deterministic_sinks("torch_native", ("transformer_engine",), "training.attention_backend=auto"),
-    fixed(
-        "torch_native", "parallelism.overlap_grad_reduce", False,
-        f"{ON_MEGATRON} torch_native always reduces gradients during the backward pass.",
-    ),
-    fixed("torch_native", "parallelism.overlap_param_gather", False, ON_MEGATRON),
-    fixed("torch_native", "parallelism.overlap_moe_expert_parallel_comm", False, ON_MEGATRON),
-    fixed("torch_native", "parallelism.delay_wgrad_compute", False, ON_MEGATRON),
-    fixed("torch_native", "parallelism.batch_p2p_sync", True, "Set it to true, or engine=megatron: torch_native never waits there."),
+    _on_megatron("parallelism.overlap_grad_reduce", False, " torch_native always reduces gradients during the backward pass."),
+    _on_megatron("parallelism.overlap_param_gather", False),
+    _on_megatron("parallelism.overlap_moe_expert_parallel_comm", False),
+    _on_megatron("parallelism.delay_wgrad_compute", False),
+    _on_megatron("parallelism.batch_p2p_sync", True, " torch_native never waits there."),
     NativeRule(
         "torch_native.fp8", ("training.fp8", "placement.device"), "the kernels of Transformer Engine need a GPU",
         lambda spec: spec.training.fp8 != "none" and spec.placement.device != "cuda",
@@ -117,7 +121,7 @@ RULES: tuple[Rule, ...] = (
         "torch_native.fp8", ("training.fp8", "cuda_graph.impl", "training.compile"),
         "Dynamo does not trace the modules of Transformer Engine, so the model cannot be compiled as one function",
         lambda spec: spec.training.fp8 != "none" and spec.compiles_whole,
-        fix="Set training.fp8=none, or another implementation without training.compile=whole.",
+        fix=f"Set {UNCOMPILED}, or training.fp8=none.",
         source="transformer_engine 2.11 pytorch/module/linear.py:1346 (no_torch_dynamo)",
     ),
     NativeRule(
@@ -137,11 +141,11 @@ RULES: tuple[Rule, ...] = (
         "torch_native.fp8", ("training.fp8", "cuda_graph.impl", "cuda_graph.warmup_steps"),
         "the scales that a graph reads exist only after an eager step",
         lambda spec: spec.training.fp8 != "none" and spec.graphed and spec.cuda_graph.warmup_steps < 1,
-        fix="Set training.fp8=none, or cuda_graph.warmup_steps to 1 or more.",
+        fix="Set cuda_graph.warmup_steps=3, or training.fp8=none.",
         source="transformer_engine 2.11 pytorch/module/base.py, prepare_forward",
     ),
-    fixed("torch_native", "training.gradient_accumulation_fusion", False, ON_MEGATRON),
-    fixed("torch_native", "training.moe_router_fusion", False, ON_MEGATRON),
+    _on_megatron("training.gradient_accumulation_fusion", False),
+    _on_megatron("training.moe_router_fusion", False),
     fixed("torch_native", "training.capturable_optimizer", False),
     fixed("torch_native", "training.cpu_offloading", False),
     fixed("torch_native", "training.variable_sequence_lengths", False),
@@ -154,12 +158,12 @@ RULES: tuple[Rule, ...] = (
     NativeRule(
         "torch_native.impl", ("cuda_graph.impl", *DEGREES), "the collectives of a parallel model break its compiled graph",
         lambda spec: spec.cuda_graph.implementation.compiles and _is_split(spec),
-        fix="Set cuda_graph.impl=none, or tp, pp and ep to 1.",
+        fix=f"Set {UNCOMPILED}, or {ONE_RANK_MODEL}.",
     ),
     NativeRule(
         "torch_native.compile", ("training.compile", *DEGREES), "the collectives of a parallel model break its compiled graph",
         lambda spec: spec.training.compile == "whole" and _is_split(spec),
-        fix="Set training.compile=none, or training.compile=elementwise, or tp, pp and ep to 1.",
+        fix=f"Set training.compile=none, or training.compile=elementwise, or {ONE_RANK_MODEL}.",
     ),
     NativeRule(
         "torch_native.impl", (*GRAPH, "training.compile"),
@@ -171,46 +175,46 @@ RULES: tuple[Rule, ...] = (
         "torch_native.recompute_modules", ("training.recompute_modules", "cuda_graph.impl", "training.compile"),
         "a model that is compiled as one function can recompute only the core of attention",
         lambda spec: spec.compiles_whole and not spec.training.recomputed <= {"core_attn"},
-        fix="Set training.recompute_modules=[], or another implementation without training.compile=whole.",
+        fix=f"Set {UNCOMPILED}, or training.recompute_modules=[].",
     ),
     NativeRule(
         "torch_native.recompute_modules", ("training.recompute_modules", *GRAPH),
         "a captured part passes its norm or routing to later code, which cannot recompute it",
         _recomputed_across_graphs,
-        fix="Set training.recompute_modules=[], or cuda_graph.scope=[].",
+        fix="Set cuda_graph.scope=[], or training.recompute_modules=[].",
     ),
     NativeRule(
         "torch_native.dropout", (), "only SDPA implements attention dropout, and it supports no windows, sinks or packed "
         "documents",
         _drops_without_sdpa,
-        fix="Set model.attention_dropout=0, or training.attention_backend=auto in a model without these.",
+        fix="Set training.attention_backend=auto, or model.attention_dropout=0.",
     ),
     NativeRule(
         "torch_native.dropout", (*DROPOUT, "parallelism.tp", "parallelism.sequence_parallel"),
         "a rank has one generator, but with tp above 1 hidden dropout needs equal random numbers on all ranks, and attention "
         "needs different ones",
         _mixes_draws,
-        fix="Set model.attention_dropout=0, or model.hidden_dropout=0, or parallelism.sequence_parallel=true, or parallelism.tp=1, "
+        fix="Set parallelism.sequence_parallel=true, or parallelism.tp=1, or model.attention_dropout=0, or model.hidden_dropout=0, "
         "or engine=megatron.",
     ),
     NativeRule(
         "torch_native.dropout", (*DROPOUT, "cuda_graph.impl", "training.compile"),
         "Inductor draws different random numbers than eager code, so no bitwise comparison is possible",
         lambda spec: spec.model.draws and spec.compiles_whole,
-        fix=f"Set {NO_DROPOUT}, or another implementation without training.compile=whole.",
+        fix=f"Set {UNCOMPILED}, or {NO_DROPOUT}.",
         source="torch/_inductor/config.py, fallback_random",
     ),
     NativeRule(
         "torch_native.dropout", (*DROPOUT, *RECOMPUTED),
         "recomputation resets the generator: older releases of PyTorch forbid that in a capture, and newer ones are untested",
         lambda spec: spec.training.draws_again(spec.model) and "attention" in spec.captured_parts,
-        fix=f"Set {NO_DROPOUT}, or training.recompute=none and training.recompute_modules=[].",
+        fix=f"Set training.recompute=none and training.recompute_modules=[], or {NO_DROPOUT}.",
         source="pytorch/pytorch issues 83148 and 162504: Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture",
     ),
     NativeRule(
         "torch_native.layer_check_steps", ("layer_check_steps", "cuda_graph.impl", "training.compile"),
         "a model that is compiled as one function does not show the outputs of its layers",
         lambda spec: bool(spec.layer_check_steps) and spec.compiles_whole,
-        fix="Examine another implementation, without training.compile=whole.",
+        fix=f"Set {UNCOMPILED}.",
     ),
 )  # fmt: skip

@@ -38,7 +38,6 @@ from launch.contract.spec import EngineName, Model, RunSpec, read_spec
 from launch.engines.profile_ranges import RANGES
 from launch.engines.protocol import Engine, RankPlace
 from launch.slurm.allocation import LOOPBACK
-from launch.support import known_faults
 from launch.train.data_loader import check_documents, open_source
 from launch.train.fault_injection import KINDS, FaultyStep
 from launch.train.loop import train
@@ -107,8 +106,6 @@ def _train(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Reco
         move_weight = partial(perturb_weight, lean=spec.training.optimizer_precision == "lean")
         inject = move_weight if spec.compiles_whole else perturb
         FaultyStep(engine, inject, spec.first_compared, mesh.device)
-    for fault in known_faults(spec):
-        recorder.note(fault.text)
     recorder.write("choices", choices=engine.choices)
     missing = int(os.environ.get(UNCHECKED, "0"))
     train(spec, mesh, source, engine, recorder, Metrics(attempt, mesh.rank), missing)

@@ -19,6 +19,7 @@ from launch.support.rule import judge
 from orchestrator.advise.advice import Candidates, advice_to_json, advise
 from orchestrator.advise.render import render
 from orchestrator.output.report import print_document
+from orchestrator.plan.sound_fixes import keep_sound_fixes
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.fields import OtherTrackers, Tracking
 from orchestrator.recipe.recipe import Recipe
@@ -60,7 +61,8 @@ def list_candidates(eager: RunSpec, own: Sequence[CudaGraph] = ()) -> Candidates
     known = set(_reasons(eager))
     graphs = own or [graph for graph in _graphs(eager) if _means_something(replace(eager, cuda_graph=graph))]
     specs = (replace(eager, cuda_graph=graph) for graph in graphs)
-    return {spec.cuda_graph: tuple(reason for reason in _reasons(spec) if reason not in known) for spec in specs}
+    found = ((spec, tuple(reason for reason in _reasons(spec) if reason not in known)) for spec in specs)
+    return {spec.cuda_graph: keep_sound_fixes(spec, reasons) for spec, reasons in found}
 
 
 def _graphs(eager: RunSpec) -> Iterator[CudaGraph]:

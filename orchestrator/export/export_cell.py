@@ -17,6 +17,7 @@ from launch.support.expandable_segments import REGISTER, expandable_segments_set
 from launch.support.rule import field_value, judge, spell
 from orchestrator.export import megatron_bridge, megatron_lm
 from orchestrator.export.megatron_flags import Translation
+from orchestrator.plan.sound_fixes import keep_sound_fixes
 from orchestrator.rules import violations
 
 Format = Literal["megatron-lm", "bridge"]
@@ -47,7 +48,7 @@ def _rejections(spec: RunSpec) -> Iterator[str]:
     ranks = dataclasses.replace(spec.placement, nodes=1, ranks_per_node=spec.parallelism.world_size)
     graph = dataclasses.replace(spec.cuda_graph, optimizer=False)
     job = dataclasses.replace(spec, engine="megatron", placement=ranks, cuda_graph=graph, fault=Fault())
-    for reason in violations(job):
+    for reason in keep_sound_fixes(job, violations(job), of_program=True):
         yield f"[{reason.rule}] {reason.text}"
 
 
@@ -56,10 +57,10 @@ def _not_expressed(spec: RunSpec) -> Iterator[str]:
     for field, applies, note in NOT_EXPRESSED:
         if applies(spec):
             yield f"{field}={spell(field_value(spec, field))}: {note}"
-    for reason in judge(megatron.RULES, dataclasses.replace(spec, engine="megatron")):
+    job = dataclasses.replace(spec, engine="megatron")
+    for reason in keep_sound_fixes(job, judge(megatron.RULES, job), of_program=True):
         if reason.rule in LIBRARY_LIMITS:
             yield reason.text
-    job = dataclasses.replace(spec, engine="megatron")
     yield from (fault.message for fault in (*known_faults(job), *judge(megatron.CORRECTED, job)))
     for name, value in spec.environment.items():
         yield f"environment.{name}={spell(value)}: set it in the job"

@@ -13,7 +13,6 @@ from launch.contract.plan import MINIMUM_STEPS, Cell, Margins, Plan, PlannedBund
 from launch.contract.spec import RunSpec
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
-from launch.support import known_faults
 from orchestrator.errors import Problem
 from orchestrator.output.memory import RELIABILITY
 from orchestrator.plan.memory_check import MemoryCheck
@@ -86,8 +85,7 @@ def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[
         (f"not runnable on this {_place(plan)}", "not_runnable"),
     ):
         _print_reasons(heading, [(cell.label, cell.reasons) for cell in plan.cells if cell.state == state])
-    specs = [(cell.label, cell.run_spec) for cell in plan.cells if cell.state != "rejected"]
-    faults = [(label, found) for label, spec in specs if (found := known_faults(spec))]
+    faults = [(cell.label, cell.known_faults) for cell in plan.cells if cell.known_faults]
     _print_reasons("known to compute wrong results (a verdict should show it)", faults)
     _print_memory(plan, memory)
     if hours:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 from analysis.memory.extrapolation import ProgramRuns
 from analysis.memory.forecast import RankForecast, fullest_rank
 from analysis.memory.measured_constants import ERROR, MEASURED, Constants, is_measured
 from analysis.memory.static_memory import state_bytes
-from launch.common.text import size
+from launch.common.text import listed, size
 from launch.contract.plan import Cell, Plan, Reason
+from launch.contract.spec import RunSpec
+from orchestrator.plan.sound_fixes import apply, keep_sound_fixes
 from orchestrator.targets.slurm_cluster import Target
 
-FIX = (
-    "raise parallelism.tp, pp or ep, or lower training.micro_batch_size or sequence_length; plan --explain memory CELL prints "
-    "the terms. --even-if-oom runs it anyway, and so does an expect of CUDA_OOM"
-)
-STATE_FIX = (
-    "raise parallelism.tp, pp or ep, set parallelism.distributed_optimizer=true where dp is above 1, or "
-    "training.gradient_precision=bf16 or training.optimizer_precision=lean. --even-if-oom runs it anyway, and so does an expect "
-    "of CUDA_OOM"
-)
+FORCE = "--even-if-oom runs it anyway, and so does an expect of CUDA_OOM"
+EXPLAIN = "plan --explain memory CELL prints the terms"
+STATE_SETTINGS = (
+    "parallelism.distributed_optimizer=true", "training.gradient_precision=bf16", "training.optimizer_precision=lean",
+)  # fmt: skip
+"""The settings that shrink the state of a rank."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ class MemoryCheck:
         eager = {cell.workload_id: found.get(cell.cell_id) for cell in cells if not cell.graphed}
         reasons = [found.get(cell.cell_id) or _of_baseline(cell, eager.get(cell.workload_id)) for cell in cells]
         return [
-            replace(cell, state="not_runnable", reasons=(reason,), run_ids=()) if reason else cell
+            replace(cell, state="not_runnable", reasons=keep_sound_fixes(cell.run_spec, (reason,)), run_ids=())
+            if reason
+            else cell
             for cell, reason in zip(cells, reasons, strict=True)
         ]
 
@@ -84,10 +86,26 @@ class MemoryCheck:
         most = gib * 2**30
         if (state := state_bytes(spec)) > most:
             message = f"weights, gradients and optimizer state of a rank take {state / 2**30:.1f} GiB before the first step, and "
-            yield Reason(self._rule, f"{message}{self._limit}", STATE_FIX)
+            yield Reason(self._rule, f"{message}{self._limit}", _state_fix(spec, most))
         elif is_measured(spec) and (rank := self._fullest(cell)) and rank.needed > most * (1 + ERROR):
             message = f"a rank needs at least {size(rank.needed)} by forecast, which may be off by {ERROR:.0%}, and "
-            yield Reason(self._rule, f"{message}{self._limit}", FIX)
+            yield Reason(self._rule, f"{message}{self._limit}", _fix(spec))
+
+
+def _state_fix(spec: RunSpec, most: float) -> str:
+    """Return the sets of settings, the small ones first, with which the state fits into ``most`` bytes, and the layouts."""
+    sets = (list(some) for number in range(1, len(STATE_SETTINGS) + 1) for some in combinations(STATE_SETTINGS, number))
+    fitting = [" and ".join(some) for some in sets if state_bytes(apply(spec, some)) <= most]
+    return f"{', or '.join([*(fitting and ['set ' + fitting[0]]), *fitting[1:], _split(spec)])}. {FORCE}"
+
+
+def _fix(spec: RunSpec) -> str:
+    batch = "training.micro_batch_size or " * (spec.training.micro_batch_size > 1)
+    return f"{_split(spec)}, or lower {batch}training.sequence_length; {EXPLAIN}. {FORCE}"
+
+
+def _split(spec: RunSpec) -> str:
+    return f"raise {listed(['parallelism.tp', 'pp', *(['ep'] if spec.model.is_moe else [])], separator=' or ')}"
 
 
 def _of_baseline(cell: Cell, reason: Reason | None) -> Reason | None:

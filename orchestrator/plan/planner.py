@@ -10,6 +10,7 @@ from launch.common.grouped import grouped
 from launch.contract.plan import Cell, CellState, Limits, Plan, PlannedBundle, Reason
 from launch.contract.spec import RunSpec, spec_to_json
 from launch.contract.spec_ids import digest, run_id
+from launch.support import known_faults
 from orchestrator.errors import input_error
 from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.plan.sound_fixes import keep_sound_fixes
@@ -62,6 +63,7 @@ def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> Cell:
         cell.expect,
         run_ids,
         Limits(cell.resources.minutes_per_run * 60, cell.resources.hang_minutes * 60),
+        known_faults=keep_sound_fixes(cell.spec, known_faults(cell.spec)) if state != "rejected" else (),
     )
     perturbed = recipe.perturbed and state == "run" and _can_be_perturbed(cell.spec)
     return _add_perturbed(judged, _perturbed_id(judged)) if perturbed else judged
@@ -78,7 +80,7 @@ def _check(cell: ResolvedCell, target: Target) -> tuple[CellState, tuple[Reason,
         spec = replace(spec, placement=replace(spec.placement, device="cuda"))
     if here and (reasons := refusals(spec)):
         return "rejected", keep_sound_fixes(spec, reasons)
-    reasons = target.check_spec(spec) or here
+    reasons = keep_sound_fixes(spec, target.check_spec(spec)) or keep_sound_fixes(cell.spec, here)
     return "not_runnable" if reasons else "run", reasons
 
 

@@ -1,25 +1,34 @@
-"""Drop fixes that would lead to another refusal, or that change more than another fix does.
+"""Drop fixes that would not help a cell, or that change more than another fix does. Every fix that a user reads goes through here.
 
-A fix lists alternatives ("Set A, or B and C"). Alternatives that spell settings as ``field=value`` are tried on the cell, and
-those that another rule would refuse are left out. If one sets all that another one sets, and more, only the shorter one stays.
+A fix lists alternatives ("Set A, or B and C"). Alternatives that spell settings as ``field=value`` are tried on the cell. Those
+that change nothing, leave the reason in place, or lead to another refusal or known fault are left out. If one sets all that
+another one sets, and more, only the shorter one stays.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from launch.contract.plan import Reason
 from launch.contract.spec import RunSpec
+from launch.frameworks.megatron_spec import megatron_spec
+from launch.support import known_faults
 from orchestrator.recipe.aliases import canonical_values
 from orchestrator.recipe.expand import parse_setting
 from orchestrator.rules import refusals
 
 _BETWEEN = re.compile(r"(?:, or|\. Or) ")
-_SETTING = re.compile(r"\b[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*=(?:\[[^\]]*\]|[\w.]*\w)")
+_PLACE = r"engine|megatron_core|profile|step_checks|(?:cuda_graph|model|parallelism|training|data|resources|fault)\.[a-z0-9_]+"
+_SETTING = re.compile(rf"\b(?:{_PLACE})=(?:\[[^\]]*\]|[\w.]*\w)")
+"""Other texts with "=" are names of a site, such as features of its nodes."""
+ALONE = "None of these is enough alone: the cell would still be rejected or compute wrong results."
+_NOT_OF_PROGRAMS = {"engine", "cuda_graph.mend", "step_checks"}
+"""Fields that change nothing in a user's own program."""
 _FIELD = re.compile(r"[a-z_]+(\.[a-z0-9_]+)*=|[a-z_]+(\.[a-z0-9_]+)+ to ")
 
 
@@ -28,27 +37,70 @@ def alternatives(fix: str) -> list[tuple[str, list[str]]]:
     return [(text, _SETTING.findall(text)) for text in _BETWEEN.split(fix.rstrip("."))]
 
 
-def keep_sound_fixes(spec: RunSpec, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
-    """Return ``reasons``, each without the alternatives that another rule refuses for ``spec``, and without longer ones."""
-    refused = {reason.rule for reason in reasons}
-    return tuple(replace(reason, remedy=_keep_sound(spec, reason, refused - {reason.rule})) for reason in reasons)
+def keep_sound_fixes(spec: RunSpec, reasons: tuple[Reason, ...], of_program: bool = False) -> tuple[Reason, ...]:
+    """Return ``reasons``, each without the alternatives that do not help ``spec``, and without longer ones.
+
+    Args:
+        of_program: whether the reader has a program of his own, which no setting of this project's engines changes.
+    """
+    if not any(_SETTING.search(reason.remedy) for reason in reasons):
+        return reasons
+    judged = (megatron_spec(spec) or spec) if spec.engine == "command" else spec
+    before, absent = _judge(judged), _NOT_OF_PROGRAMS if of_program or spec.engine == "command" else set()
+    return tuple(replace(reason, remedy=_keep_sound(judged, reason, before, absent)) for reason in reasons)
 
 
-def _keep_sound(spec: RunSpec, reason: Reason, others: set[str]) -> str:
-    every = alternatives(reason.remedy)
-    passing = [
-        (text, settings)
-        for text, settings in every
-        if not settings or {reason.rule for reason in refusals(apply(spec, settings))} <= others
+@dataclass(frozen=True)
+class _Rules:
+    """How often each rule refuses a spec, and its known faults, by the ids of rules."""
+
+    refusals: Counter[str]
+    faults: Counter[str]
+
+    def without(self, rule: str) -> _Rules:
+        """Return what may stay after a fix of ``rule``. A cell with a known fault may get evidence of it instead."""
+        if rule in self.refusals:
+            return _Rules(self.refusals - Counter([rule]), self.faults)
+        return _Rules(self.refusals, self.faults - Counter([rule]))
+
+
+def _judge(spec: RunSpec) -> _Rules:
+    return _Rules(*(Counter(reason.rule for reason in found) for found in (refusals(spec), known_faults(spec))))
+
+
+def _helps(spec: RunSpec, settings: list[str], allowed: _Rules) -> bool:
+    if not settings:
+        return True
+    changed = apply(spec, settings)
+    found = _judge(changed)
+    return changed != spec and found.refusals <= allowed.refusals and found.faults <= allowed.faults
+
+
+def _keep_sound(spec: RunSpec, reason: Reason, before: _Rules, absent: Set[str]) -> str:
+    every, allowed = alternatives(reason.remedy), before.without(reason.rule)
+    there = [
+        (text, settings) for text, settings in every if absent.isdisjoint(name for name, _ in map(_parse, settings))
     ]
-    enough = [set(settings) for text, settings in passing if text.removeprefix("Set ") == " and ".join(settings)]
-    sound = [text for text, settings in passing if not any(fewer < set(settings) for fewer in enough)]
-    if len(sound) == len(every):
+    helping = [(text, settings) for text, settings in there if _helps(spec, settings, allowed)]
+    enough = [set(settings) for text, settings in helping if text.removeprefix("Set ") == " and ".join(settings)]
+    smallest = [each for each in helping if not any(fewer < set(each[1]) for fewer in enough)]
+    sound = [*dict.fromkeys(_leave_out_present(spec, *each) for each in smallest)]
+    if sound == [text for text, _ in every]:
         return reason.remedy
     if not sound:
-        return f"{reason.remedy} None of these is enough alone, because another rule then rejects the cell."
+        return f"{reason.remedy.rstrip('.')}. {ALONE}"
     text = ", or ".join(sound)
-    return f"Set {text}." if _FIELD.match(text) else f"{text[0].upper()}{text[1:]}."
+    if _FIELD.match(text):
+        return f"Set {text}."
+    return f"{text[0].upper()}{text[1:]}." if reason.remedy[0].isupper() else text
+
+
+def _leave_out_present(spec: RunSpec, text: str, settings: list[str]) -> str:
+    """Return the ``text`` of an alternative without the settings that ``spec`` already has."""
+    for setting in settings:
+        if apply(spec, [setting]) == spec:
+            text = text.replace(f"{setting} and ", "").replace(f" and {setting}", "")
+    return text
 
 
 @lru_cache(maxsize=1024)

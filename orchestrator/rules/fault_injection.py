@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from launch.contract.spec import RunSpec
-from launch.support.rule import Rule
+from launch.support.rule import UNCOMPILED, Rule
 
 ON_ANY_DEVICE: Set[str] = {"exception", "nan", "hang", "segfault", "host_kill"}
 IN_FORWARD_PASSES: Set[str] = {
@@ -34,14 +34,14 @@ RULES: tuple[Rule, ...] = (
         "fault.device", ("fault.kind", "placement.device"),
         "on a CPU only exception, nan, hang, segfault and host_kill can occur",
         lambda spec: spec.fault.is_set and spec.fault.kind not in ON_ANY_DEVICE and spec.placement.device != "cuda",
-        fix="Set resources.device to cuda, or fault.kind to one that a CPU has.",
+        fix="Set resources.device=cuda, or fault.kind to one that a CPU has.",
         source="launch/train/fault_injection.py",
     ),
     Rule(
         "fault.hooks", ("fault.kind", "training.compile", "cuda_graph.impl"),
         "a hook injects this fault, but a compiled model calls hooks only once, during tracing",
         lambda spec: spec.fault.kind in IN_FORWARD_PASSES and spec.compiles_whole,
-        fix="Set cuda_graph.impl to full_iteration, torch or transformer_engine, and training.compile to none or elementwise.",
+        fix=f"Set {UNCOMPILED}.",
         source="launch/train/fault_injection.py; Dynamo adds guards on the numbers that a hook reads",
     ),
 )  # fmt: skip

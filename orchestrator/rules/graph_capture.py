@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launch.contract.spec import Model, RunSpec
 from launch.support.expandable_segments import REGISTER, expandable_segments_setting
-from launch.support.rule import CONFIG, GRAPH, MCORE, UNPACKED, MegatronRule, NativeRule, Rule
+from launch.support.rule import CONFIG, GRAPH, MCORE, UNCOMPILED, UNPACKED, MegatronRule, NativeRule, Rule
 
 EXPERTS = (
     *GRAPH, "model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity", "parallelism.dispatcher",
@@ -16,8 +16,8 @@ ROUTERS_ALONE = (
     "cuda_graph.scope=[attn, moe_router]"
 )
 
-UNPACKED_OR_PARTS = (
-    f"{UNPACKED}, or cuda_graph.impl=transformer_engine and cuda_graph.scope=[moe_router, moe_preprocess], or "
+PACKED_PARTS = (
+    "cuda_graph.impl=transformer_engine and cuda_graph.scope=[moe_router, moe_preprocess], or "
     "cuda_graph.impl=transformer_engine and cuda_graph.scope=[mlp]"
 )
 """What to capture of a model on packed sequences: parts without attention."""
@@ -89,21 +89,21 @@ RULES: tuple[Rule, ...] = (
         "capture.native_expert_sync", EXPERTS,
         "captured dropless experts need dispatcher allgather or ep=1, since all-to-all reads its split sizes on the host",
         _native_experts_wait,
-        fix=f"Set parallelism.dispatcher=allgather, or parallelism.ep=1, or {ROUTERS_ALONE}.",
+        fix=f"Set {ROUTERS_ALONE}, or parallelism.dispatcher=allgather, or parallelism.ep=1.",
         source="torch.distributed.all_to_all_single takes its split sizes as Python integers",
     ),
     NativeRule(
         "capture.native_fp32_experts", (*GRAPH, "training.precision"),
         "captured dropless experts must be bf16, since with fp32 the host must read the number of rows of each expert",
         _native_fp32_experts,
-        fix=f"Set training.precision=bf16, or {PADDED}, or {ROUTERS_ALONE}.",
+        fix=f"Set {ROUTERS_ALONE}, or training.precision=bf16, or {PADDED}.",
         source="torch.nn.functional.grouped_mm has no float32 kernel on CUDA that leaves offsets on the device",
     ),
     NativeRule(
         "capture.native_fp8_experts", (*GRAPH, "training.fp8"),
         "captured experts in fp8 must have a capacity, since otherwise the host must read the number of rows of each expert",
         _native_fp8_experts,
-        fix=f"Set training.fp8=none, or {PADDED}, or {ROUTERS_ALONE}.",
+        fix=f"Set {ROUTERS_ALONE}, or training.fp8=none, or {PADDED}.",
         source="transformer_engine 2.11 pytorch/module/grouped_linear.py:755 (m_splits are Python integers)",
     ),
     MegatronRule(
@@ -111,29 +111,29 @@ RULES: tuple[Rule, ...] = (
         "moe_preprocess with a capacity factor needs padding to capacity, since the host would wait for its output size "
         "otherwise",
         _preprocessing_waits,
-        fix="Set moe_pad_expert_input_to_capacity, or leave moe_expert_capacity_factor out, or remove moe_preprocess from "
-        "cuda_graph.scope.",
+        fix="Set cuda_graph.scope=[attn, moe_router], or cuda_graph.scope=[moe_router], or "
+        "model.moe_pad_expert_input_to_capacity=true, or model.moe_expert_capacity_factor=null.",
         source=f"{CONFIG}:1772; {MCORE}transformer/moe/token_dispatcher.py:512",
     ),
     MegatronRule(
         "capture.packed_sequences", ("data.packed_sequences", *GRAPH),
         "a graph of attention takes only tensors, and the boundaries of packed sequences are not tensors",
         lambda spec: spec.cuda_graph.impl == "transformer_engine" and _captures_packed_attention(spec),
-        fix=f"Set {UNPACKED_OR_PARTS}, or {PACKED_STEP}.",
+        fix=f"Set {PACKED_PARTS}, or {PACKED_STEP}, or {UNPACKED}.",
         source=f"{MCORE}transformer/transformer_layer.py:1020; megatron-core 0.19.2 transformer/transformer_layer.py:1224",
     ),
     MegatronRule(
         "capture.packed_local", ("data.packed_sequences", *GRAPH),
         "a local graph fixes the number and the lengths of packed sequences when it is captured",
         lambda spec: spec.cuda_graph.impl == "local" and _captures_packed_attention(spec),
-        fix=f"Set {UNPACKED_OR_PARTS}, or {PACKED_STEP}.",
+        fix=f"Set {PACKED_PARTS}, or {PACKED_STEP}, or {UNPACKED}.",
         source=f"{MCORE}transformer/cuda_graphs.py:1273, :1291",
     ),
     MegatronRule(
         "capture.packed_whole_step", ("data.packed_sequences", "cuda_graph.impl"),
         "a whole step over packed sequences ended in an illegal memory access on an H200",
         lambda spec: spec.data.packed_sequences and spec.cuda_graph.implementation.extent == "step",
-        fix=f"Set megatron_core=0.19, or {UNPACKED_OR_PARTS}.",
+        fix=f"Set {PACKED_PARTS}, or megatron_core=0.19, or {UNPACKED}.",
         source="docs/megatron.md#packed-sequences; tests/gpu/test_gpu_packed.py passes with megatron-core 0.19.2",
         releases=("0.16",),
     ),
@@ -143,22 +143,22 @@ RULES: tuple[Rule, ...] = (
         lambda spec: spec.data.packed_sequences
         and spec.model.rope_scaling == "yarn"
         and spec.cuda_graph.implementation.extent == "step",
-        fix=f"Set {UNPACKED_OR_PARTS}.",
+        fix=f"Set {PACKED_PARTS}, or {UNPACKED}.",
         source=f"{MCORE}models/common/embeddings/rope_utils.py:204; megatron-core 0.19.2, the same file:222",
     ),
     NativeRule(
         "capture.native_packed_attention", ("data.packed_sequences", *GRAPH),
         "a layer's graph keeps the attention mask of its capture, and every batch of packed sequences has its own",
         _captures_packed_attention,
-        fix=f"Set {UNPACKED}, or cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.scope=[mlp], or "
-        "cuda_graph.impl=full_iteration and cuda_graph.scope=[].",
+        fix="Set cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.scope=[mlp], or cuda_graph.impl=full_iteration and "
+        f"cuda_graph.scope=[], or {UNPACKED}.",
         source="torch.cuda.graph: a replay reads the memory that the capture read",
     ),
     NativeRule(
         "capture.native_packed_compiled", ("data.packed_sequences", "cuda_graph.impl", "training.compile"),
         "graphs of a model that is compiled as one function are untested on packed sequences",
         lambda spec: spec.data.packed_sequences and spec.cuda_graph.implementation.takes_whole_model and spec.compiles_whole,
-        fix=f"Set {UNPACKED}, or cuda_graph.impl=full_iteration and training.compile=none.",
+        fix=f"Set cuda_graph.impl=full_iteration and training.compile=none, or {UNPACKED}.",
         source="tests/gpu/test_gpu_graphs.py captures packed sequences with training.compile=none and elementwise",
     ),
     NativeRule(
@@ -175,22 +175,21 @@ RULES: tuple[Rule, ...] = (
         "capture.full_recompute", ("training.recompute", *GRAPH),
         "full recomputation needs full_iteration or no graphs, since it would run a layer's graph inside a checkpoint",
         lambda spec: spec.training.recompute == "full" and spec.cuda_graph.implementation.takes_scope,
-        fix="Set training.recompute=none, or training.recompute=selective, or cuda_graph.impl=full_iteration and "
-        "cuda_graph.scope=[].",
+        fix="Set cuda_graph.impl=full_iteration and cuda_graph.scope=[], or training.recompute=selective, or training.recompute=none.",
         source=f"{CONFIG}:1780",
     ),
     Rule(
         "capture.cpu_offloading", ("training.cpu_offloading", "cuda_graph.impl"),
         "graphs and CPU offloading exclude each other",
         lambda spec: spec.training.cpu_offloading and spec.graphed,
-        fix="Set training.cpu_offloading to false.",
+        fix="Set training.cpu_offloading=false.",
         source=f"{CONFIG}:1722",
     ),
     Rule(
         "capture.variable_lengths", ("training.variable_sequence_lengths", "cuda_graph.impl"),
         "graphs need fixed shapes",
         lambda spec: spec.training.variable_sequence_lengths and spec.graphed,
-        fix="Set training.variable_sequence_lengths to false and pad to training.sequence_length.",
+        fix="Set training.variable_sequence_lengths=false, and pad to training.sequence_length.",
         source=f"{MCORE}transformer/cuda_graphs.py:1256; torch.cuda.graph: a replay repeats the shapes of the capture",
     ),
     Rule(
@@ -205,7 +204,7 @@ RULES: tuple[Rule, ...] = (
         "capture.compiled_pipeline", ("cuda_graph.impl", "training.compile", "parallelism.pp"),
         "torch_compile and training.compile=whole need the whole model on each rank, so pp must be 1",
         lambda spec: spec.compiles_whole and spec.parallelism.pp > 1,
-        fix="Set parallelism.pp to 1, or use torch or full_iteration with training.compile none or elementwise.",
+        fix=f"Set {UNCOMPILED}, or parallelism.pp=1.",
         source="a stage's sends and receives break the compiled graph, so its replay cannot be proven",
     ),
     NativeRule(
@@ -214,14 +213,14 @@ RULES: tuple[Rule, ...] = (
         lambda spec: spec.cuda_graph.implementation.compiles
         and spec.training.deterministic
         and spec.training.compile != "whole",
-        fix="Set training.compile to whole, in the eager baseline too, or training.deterministic to false.",
+        fix="Set training.compile=whole, or training.deterministic=false.",
         source="docs/determinism.md: Inductor's kernels round differently from those they replace, with or without graphs",
     ),
     Rule(
         "capture.warmup", ("cuda_graph.warmup_steps", "cuda_graph.impl"),
         "full_iteration and transformer_engine need at least one warm-up step, which creates the communicators",
         lambda spec: spec.cuda_graph.warmup_steps < spec.cuda_graph.implementation.least_warmup_steps,
-        fix="Set cuda_graph.warmup_steps to 1 or more; 3 is Megatron's default.",
+        fix="Set cuda_graph.warmup_steps=3, Megatron's default.",
         source="NCCL user guide, Using NCCL with CUDA Graphs: a communicator's first use must come before a capture",
     ),
 )  # fmt: skip

@@ -40,7 +40,8 @@ RULES: tuple[Rule, ...] = (
         "scope.impl_engine", ("engine", "cuda_graph.impl"),
         f"torch_native has {_names_on('torch_native')}, and megatron has {_names_on('megatron')}",
         lambda spec: spec.cuda_graph.impl in GRAPH_IMPLS and spec.engine not in spec.cuda_graph.implementation.engines,
-        fix="Use an implementation of this engine, or change the engine.",
+        fix="Set cuda_graph.impl=transformer_engine, or cuda_graph.impl=torch, or cuda_graph.impl=full_iteration and "
+        "cuda_graph.scope=[], or engine=torch_native, or engine=megatron.",
         source=f"{CONFIG}:1717",
     ),
     Rule(
@@ -54,7 +55,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "scope.not_taken", GRAPH, f"only {SCOPED} take a scope",
         lambda spec: bool(spec.cuda_graph.scope) and not spec.cuda_graph.implementation.takes_scope,
-        fix="Leave cuda_graph.scope out, or use transformer_engine, or torch on torch_native.",
+        fix="Set cuda_graph.scope=[], or cuda_graph.impl=transformer_engine, or cuda_graph.impl=torch.",
         source=f"{CONFIG}:1738; {MCORE}pipeline_parallel/schedules.py:693 (scopes with full_iteration)",
         engines=ALL_ENGINES,
     ),
@@ -76,14 +77,16 @@ RULES: tuple[Rule, ...] = (
         "scope.moe_and_router", ("cuda_graph.scope",),
         "moe (router, dispatch and experts) contains moe_router, so they exclude each other",
         lambda spec: {"moe", "moe_router"} <= set(spec.cuda_graph.scope),
-        fix="Keep either moe or moe_router. To capture preprocessing too, add moe_preprocess to moe_router.",
+        fix="Set cuda_graph.scope=[attn, moe_router, moe_preprocess], or cuda_graph.scope=[moe_router, moe_preprocess], or "
+        "cuda_graph.scope=[attn, moe], or cuda_graph.scope=[moe].",
         source=f"{CONFIG}:1743",
         engines=ALL_ENGINES,
     ),
     Rule(
         "scope.preprocess_without_router", ("cuda_graph.scope",), "moe_preprocess continues the graph of moe_router and needs it",
         lambda spec: "moe_preprocess" in spec.cuda_graph.scope and "moe_router" not in spec.cuda_graph.scope,
-        fix="Add moe_router to cuda_graph.scope, or remove moe_preprocess.",
+        fix="Set cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.scope=[attn, moe_router, moe_preprocess], or "
+        "cuda_graph.scope=[attn].",
         source=f"{CONFIG}:1747 (local adds moe_router on its own, :1725: name what would run)",
         engines=ALL_ENGINES,
     ),
@@ -91,27 +94,29 @@ RULES: tuple[Rule, ...] = (
         "scope.moe_on_dense", ("cuda_graph.scope", "model.num_moe_experts"),
         f"{', '.join(MOE_SCOPES)} need a mixture-of-experts model, and in megatron more than one expert",
         _moe_scope_without_experts,
-        fix="Use attn, mlp or [] on a dense model; remove these scopes where megatron has one expert.",
+        fix="Set cuda_graph.scope=[attn], or cuda_graph.scope=[mlp], or cuda_graph.scope=[].",
         source=f"{CONFIG}:1751",
     ),
     Rule(
         "scope.mlp_without_dense_layers", ("cuda_graph.scope", "model.num_moe_experts", "model.moe_layer_freq"),
         "mlp needs at least one dense layer",
         lambda spec: "mlp" in spec.cuda_graph.scope and not spec.model.has_dense_layers,
-        fix="Remove mlp; for mixture-of-experts layers use moe_router with moe_preprocess, or moe.",
+        fix="Set cuda_graph.scope=[attn], or cuda_graph.scope=[moe_router, moe_preprocess], or "
+        "cuda_graph.scope=[attn, moe_router, moe_preprocess], or cuda_graph.scope=[attn, mamba], or cuda_graph.scope=[mamba].",
         source=f"{CONFIG}:1756",
     ),
     Rule(
         "scope.mamba", ("cuda_graph.scope", "model.hybrid_override_pattern"), "mamba needs mamba layers",
         lambda spec: "mamba" in spec.cuda_graph.scope and "mamba" not in spec.model.layer_scopes,
-        fix="Remove mamba from cuda_graph.scope, or write a model.hybrid_override_pattern with an M for each such layer.",
+        fix="Set cuda_graph.scope=[attn], or cuda_graph.scope=[], or write a model.hybrid_override_pattern with an M for each such "
+        "layer.",
         source=f"{MCORE}transformer/cuda_graphs.py:1645 (matches no layer: nothing would be captured)",
     ),
     Rule(
         "scope.attn_without_attention", ("cuda_graph.scope", "model.hybrid_override_pattern"),
         "attn needs layers with attention",
         lambda spec: "attn" in spec.cuda_graph.scope and "attn" not in spec.model.layer_scopes,
-        fix="Remove attn from cuda_graph.scope.",
+        fix="Set cuda_graph.scope=[mamba], or cuda_graph.scope=[].",
         source=f"{MCORE}transformer/cuda_graphs.py:1649 (matches no layer: nothing would be captured)",
     ),
     MegatronRule(
@@ -120,13 +125,13 @@ RULES: tuple[Rule, ...] = (
         lambda spec: _captures_whole_layers(spec)
         and "mlp" in spec.cuda_graph.scope
         and ("attn" not in spec.cuda_graph.scope or spec.model.is_hybrid),
-        fix="Use transformer_engine for mlp.",
+        fix="Set cuda_graph.scope=[attn, mlp], or cuda_graph.scope=[], or cuda_graph.impl=transformer_engine.",
         source=f"{MCORE}transformer/transformer_layer.py:485 (it asks whether the layer has experts before it knows)",
     ),
     MegatronRule(
         "scope.local_nothing", GRAPH, "local captures a GPT layer for attn, mlp or the empty scope, and nothing for other scopes",
         lambda spec: _captures_whole_layers(spec) and not spec.captured_parts,
-        fix="Use transformer_engine for router and expert scopes.",
+        fix="Set cuda_graph.scope=[attn], or cuda_graph.scope=[], or cuda_graph.impl=transformer_engine.",
         source=f"{MCORE}transformer/transformer_layer.py:472-486; only Mamba's specs build the layer that knows these "
         "scopes (models/mamba/mamba_layer_specs.py:85)",
     ),

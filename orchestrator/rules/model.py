@@ -79,14 +79,14 @@ RULES: tuple[Rule, ...] = (
         "model.padding", ("model.moe_pad_expert_input_to_capacity", "model.moe_expert_capacity_factor"),
         "padding to capacity needs a capacity factor",
         lambda spec: spec.model.moe_pad_expert_input_to_capacity and spec.model.moe_expert_capacity_factor is None,
-        fix="Set moe_expert_capacity_factor, or moe_pad_expert_input_to_capacity to false.",
+        fix="Set model.moe_pad_expert_input_to_capacity=false, or model.moe_expert_capacity_factor=1.0.",
         source=f"{CONFIG}:1131",
     ),
     Rule(
         "model.rope_scaling", ("model.rope_scaling", "model.rope_original_max_position"),
         "scaled rotary embeddings (llama3, yarn) need the original sequence length of the model",
         lambda spec: spec.model.rope_scaling != "none" and spec.model.rope_original_max_position == 0,
-        fix="Set rope_original_max_position (8192 for Llama 3.1, 4096 for GPT-OSS), or rope_scaling to none.",
+        fix="Set model.rope_original_max_position (8192 for Llama 3.1, 4096 for GPT-OSS), or model.rope_scaling=none.",
         source=ARITHMETIC,
     ),
     Rule(
@@ -102,14 +102,14 @@ RULES: tuple[Rule, ...] = (
         ("model.moe_router_enable_expert_bias", "model.moe_router_score_function", "model.num_moe_experts"),
         "the expert bias needs experts with sigmoid scores",
         _bias_without_sigmoid,
-        fix="Set moe_router_score_function to sigmoid in a model with experts, or moe_router_enable_expert_bias to false.",
+        fix="Set model.moe_router_enable_expert_bias=false, or model.moe_router_score_function=sigmoid.",
         source=f"{CONFIG} (aux-loss-free routing supports the sigmoid score function only)",
     ),
     Rule(
         "model.router_gradient", ("model.moe_router_topk", "model.moe_router_normalize_topk", "model.moe_router_order"),
         "the normalised weight of a single expert is always 1, so the router would get no gradient",
         _router_without_gradient,
-        fix="Set moe_router_normalize_topk to false and moe_router_order to softmax_then_topk.",
+        fix="Set model.moe_router_normalize_topk=false and model.moe_router_order=softmax_then_topk.",
         source=f"{CONFIG}:1641; Switch Transformers, arXiv:2101.03961, section 2.1",
     ),
     Rule(
@@ -117,7 +117,7 @@ RULES: tuple[Rule, ...] = (
         "sigmoid scores need a router that computes scores before it chooses experts",
         lambda spec: spec.model.moe_router_score_function == "sigmoid"
         and spec.model.moe_router_order != "softmax_then_topk",
-        fix="Set moe_router_order to softmax_then_topk. With sigmoid scores it means sigmoid, then top-k.",
+        fix="Set model.moe_router_order=softmax_then_topk: with sigmoid scores it means sigmoid, then top-k.",
         source=f"{MCORE}transformer/moe/moe_utils.py topk_routing_with_score_function",
     ),
 )  # fmt: skip

@@ -46,7 +46,8 @@ RULES: tuple[Rule, ...] = (
         "overlap_param_gather needs distributed_optimizer and overlap_grad_reduce",
         lambda spec: spec.parallelism.overlap_param_gather
         and not (spec.parallelism.distributed_optimizer and spec.parallelism.overlap_grad_reduce),
-        fix="Set parallelism.distributed_optimizer and overlap_grad_reduce to true, or overlap_param_gather to false.",
+        fix="Set parallelism.overlap_param_gather=false, or parallelism.distributed_optimizer=true and "
+        "parallelism.overlap_grad_reduce=true.",
         source=f"{MCORE}distributed/param_and_grad_buffer.py:262; Megatron-LM core_v0.16.1 megatron/training/arguments.py "
         "(Must use --overlap-param-gather with --overlap-grad-reduce)",
     ),
@@ -55,31 +56,31 @@ RULES: tuple[Rule, ...] = (
         "the overlap needs ep above 1, dispatcher alltoall and bf16, excludes recomputation of all or of moe, and needs "
         "interleaved stages if pp is above 1",
         _unmet_needs,
-        fix="Change the named fields: ep to 2 or more, dispatcher to alltoall, vpp to 2 or more with schedule interleaved, "
-        f"precision to bf16, recompute to none or selective, recompute_modules without moe. Or set {EXPERT_OVERLAP} to false.",
+        fix=f"Set {EXPERT_OVERLAP}=false, or change the named fields: ep to 2 or more, dispatcher to alltoall, vpp to 2 or more with "
+        "schedule interleaved, precision to bf16, recompute to none or selective, recompute_modules without moe.",
         source=f"{CONFIG}:1847; megatron-core 0.19.2 transformer/transformer_config.py:2698 (moe; without effect in 0.16)",
     ),
     MegatronRule(
         "overlap.expert_exchange_captured", (EXPERT_OVERLAP, *GRAPH),
         "only transformer_engine's graphs of attn, moe_router and moe_preprocess end before the exchange of tokens",
         _captured_across_exchange,
-        fix="Use transformer_engine with some or all of [attn, moe_router, moe_preprocess], or set "
-        f"{EXPERT_OVERLAP} to false.",
+        fix="Set cuda_graph.impl=transformer_engine and cuda_graph.scope=[attn, moe_router, moe_preprocess], or "
+        "cuda_graph.impl=transformer_engine and cuda_graph.scope=[moe_router, moe_preprocess], or "
+        f"{EXPERT_OVERLAP}=false.",
         source=f"{CONFIG}:1898; {MCORE}transformer/transformer_layer.py:1041 (whole layers)",
     ),
     MegatronRule(
         "overlap.delayed_wgrad", ("parallelism.delay_wgrad_compute", EXPERT_OVERLAP),
         "delay_wgrad_compute needs overlap_moe_expert_parallel_comm",
         lambda spec: spec.parallelism.delay_wgrad_compute and not spec.parallelism.overlap_moe_expert_parallel_comm,
-        fix=f"Set {EXPERT_OVERLAP} to true, or delay_wgrad_compute to false.",
+        fix=f"Set parallelism.delay_wgrad_compute=false, or {EXPERT_OVERLAP}=true.",
         source=f"{CONFIG}:1910",
     ),
     MegatronRule(
         "overlap.delayed_wgrad_captured", (),
         "with delay_wgrad_compute, no graph may contain attention, nor a router if the model has a shared expert",
         _captured_delayed_gradients,
-        fix="Capture only moe_router and moe_preprocess, or nothing in a model with a shared expert, or set "
-        "parallelism.delay_wgrad_compute to false.",
+        fix="Set cuda_graph.scope=[moe_router, moe_preprocess], or parallelism.delay_wgrad_compute=false.",
         source="Megatron-LM pull request 3074, megatron/training/arguments.py. It needs gradient_accumulation_fusion, and "
         "transformer-engine 2.12, which megatron-core 0.16 does not allow",
     ),

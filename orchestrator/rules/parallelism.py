@@ -18,20 +18,20 @@ RULES: tuple[Rule, ...] = (
         "layout.expert_parallel_dense", ("parallelism.ep", "parallelism.etp", "model.num_moe_experts"),
         "expert parallelism needs experts",
         lambda spec: not spec.model.is_moe and (spec.parallelism.ep > 1 or spec.parallelism.etp > 1),
-        fix="Set ep and etp to 1 for a dense model.",
+        fix="Set parallelism.ep=1 and parallelism.etp=1.",
         source=f"{CONFIG}:1048",
     ),
     Rule(
         "layout.sequence_parallel", ("parallelism.sequence_parallel", "parallelism.tp"), "sequence_parallel needs tp above 1",
         lambda spec: spec.parallelism.sequence_parallel and spec.parallelism.tp <= 1,
-        fix="Set sequence_parallel to false, or tp to 2 or more.",
+        fix="Set parallelism.sequence_parallel=false, or parallelism.tp=2.",
         source=f"{MCORE}model_parallel_config.py:409",
     ),
     MegatronRule(
         "layout.moe_sequence_parallel", ("model.num_moe_experts", "parallelism.tp", "parallelism.sequence_parallel"),
         "a mixture of experts with tp above 1 needs sequence_parallel",
         lambda spec: spec.model.is_moe and spec.parallelism.tp > 1 and not spec.parallelism.sequence_parallel,
-        fix="Set parallelism.sequence_parallel to true, or tp to 1.",
+        fix="Set parallelism.sequence_parallel=true, or parallelism.tp=1.",
         source=f"{MCORE}transformer/moe/moe_layer.py:379",
     ),
     MegatronRule(

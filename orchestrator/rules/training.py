@@ -110,7 +110,7 @@ RULES: tuple[Rule, ...] = (
         "training.offloading", ("training.cpu_offloading", "training.recompute", "parallelism.pp"),
         "CPU offloading excludes recomputation and pipeline stages",
         lambda spec: spec.training.cpu_offloading and (spec.training.recompute != "none" or spec.parallelism.pp > 1),
-        fix="Set training.cpu_offloading to false.",
+        fix="Set training.cpu_offloading=false.",
         source=f"{CONFIG}:1144, :1149",
     ),
     Rule(
@@ -125,14 +125,14 @@ RULES: tuple[Rule, ...] = (
         "training.gradient_precision", ("training.gradient_precision", "training.precision"),
         "only a bf16 model accumulates gradients in bf16",
         lambda spec: spec.training.gradient_precision != "fp32" and spec.training.precision != "bf16",
-        fix="Set training.gradient_precision to fp32, or training.precision to bf16.",
+        fix="Set training.gradient_precision=fp32, or training.precision=bf16.",
         source="Megatron-LM's --accumulate-allreduce-grads-in-fp32, which is on for bf16 by default",
     ),
     Rule(
         "training.optimizer_precision", ("training.optimizer_precision", "training.precision"),
         "lean stores the bits of fp32 masters that bf16 weights lack, so the weights must be bf16",
         lambda spec: spec.training.optimizer_precision == "lean" and spec.training.precision != "bf16",
-        fix="Set training.optimizer_precision to fp32, or training.precision to bf16.",
+        fix="Set training.optimizer_precision=fp32, or training.precision=bf16.",
         source="transformer_engine 2.11 pytorch/optimizers/fused_adam.py (store_param_remainders)",
     ),
     Rule(
@@ -140,13 +140,13 @@ RULES: tuple[Rule, ...] = (
         f"a bf16 moment times a beta above {LARGEST_LEAN_BETA} may round back to the same value, so it would never decay",
         lambda spec: spec.training.optimizer_precision == "lean"
         and max(spec.training.adam_beta1, spec.training.adam_beta2) > LARGEST_LEAN_BETA,
-        fix=f"Lower both betas to {LARGEST_LEAN_BETA} or less, or set training.optimizer_precision to fp32.",
+        fix=f"Set training.optimizer_precision=fp32, or lower both betas to {LARGEST_LEAN_BETA} or less.",
         source=ARITHMETIC,
     ),
     Rule(
         "training.fp8_precision", ("training.fp8", "training.precision"), "fp8 needs a model that computes in bf16",
         lambda spec: spec.training.fp8 != "none" and spec.training.precision != "bf16",
-        fix="Set training.precision to bf16, or training.fp8 to none.",
+        fix="Set training.precision=bf16, or training.fp8=none.",
         source="megatron-bridge 0.3.1 training/mixed_precision.py, which combines fp8 only with 16-bit precisions",
     ),
     Rule(
@@ -160,14 +160,14 @@ RULES: tuple[Rule, ...] = (
         "fp8 needs tokens and widths that are multiples of 16 on each rank, and with sequence_parallel tokens that are "
         "multiples of 8 after the split",
         _misaligned_fp8_sizes,
-        fix="Round the sizes up to such multiples, or set training.fp8 to none.",
+        fix="Set training.fp8=none, or round the sizes up to such multiples.",
         source="transformer_engine 2.11 pytorch/utils.py:443; cuBLASLt, leading dimensions of 8-bit matrices in 16 bytes",
     ),
     MegatronRule(
         "training.deterministic_kernels", ("training.deterministic", f"environment.{ALLOW}"),
         "deterministic training excludes Transformer Engine kernels that add numbers in a varying order",
         lambda spec: spec.training.deterministic and spec.environment.get(ALLOW, "0") != "0",
-        fix=f"Set environment.{ALLOW} to \"0\" or leave it out, or training.deterministic to false.",
+        fix=f"Set environment.{ALLOW} to \"0\" or leave it out, or set training.deterministic=false.",
         source=f"{MCORE}extensions/transformer_engine.py:1254",
     ),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from launch.contract.bundle import BundleOrder
 from launch.contract.plan import Cell, Plan, PlannedBundle
 from launch.failures.job_outcome import never_started
 from orchestrator.errors import input_error
+from orchestrator.plan.sound_fixes import keep_sound_fixes
 from orchestrator.sweeps.close_attempts import MOST_LAUNCHES
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.targets.job_request import limits_of
@@ -101,7 +102,7 @@ def _order(
     bundle: PlannedBundle, schedule: tuple[tuple[str, int], ...], runs: Sequence[Cell], target: Target, plan: Plan
 ) -> BundleOrder:
     spec = runs[0].run_spec
-    for reason in (*target.check_spec(spec), *target.check_time(runs)):
+    for reason in keep_sound_fixes(spec, (*target.check_spec(spec), *target.check_time(runs))):
         raise input_error(f"{runs[0].label} [{reason.rule}]", reason.message, reason.remedy)
     settings = vars(target.start_settings(spec))
     limits, looks = limits_of(runs), _looks(plan, [run_id for run_id, _ in schedule])

@@ -88,7 +88,8 @@ def check_software(spec: RunSpec, packages: frozenset[str] | None) -> Iterator[R
         cause = "" if spec.engine == "megatron" else f" with training.{setting}"
         needs = f"engine {spec.engine}{cause} needs {' and '.join(missing)}"
         found = [release for package, release in _RELEASES.items() if package in (packages or ())]
-        fix = f"set megatron_core='{found[0]}', which is installed, or " if found and missing[0] in _RELEASES else ""
+        is_only_release = found and len(missing) == 1 and missing[0] in _RELEASES
+        fix = f"set megatron_core={found[0]}, which is installed, or " if is_only_release else ""
         install = "pip install '.[gpu]' in a checkout, on a GPU host"
         yield Reason("host.packages", f"{needs}, not installed here", f"{fix}{install}")
 

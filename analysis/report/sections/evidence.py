@@ -12,7 +12,7 @@ from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.verdict.curve_difference import METRIC_NAMES, Estimate
 from analysis.verdict.curve_evidence import CurveEvidence
 from launch.common.grouped import grouped
-from launch.common.text import count, numbered
+from launch.common.text import count, listed, numbered
 from launch.contract.records.step_metrics import METRICS, Metric
 
 PAIR_HEADER = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps compared", "largest loss difference, nats",
@@ -36,6 +36,10 @@ def render(report: ReportData) -> list[str]:
     if pairs:
         rows = (_pair_row(result, pair) for result, pair in pairs)
         blocks = ["## Evidence", table(PAIR_HEADER, rows), *_reasons(report.shown), *_ladder(report.shown)]
+    faults = grouped((fault, result.name) for result in report.shown for fault in result.cell.known_faults)
+    if faults:
+        lines = (item(f"{listed(names)}: [{fault.rule}] {fault.text}") for fault, names in faults.items())
+        blocks += ["### Known to compute wrong results", "\n".join(lines)]
     notes = Counter(note for r in report.shown for a in attempts_of(r.runs) for note in sorted(set(a.notes)))
     if notes:
         lines = (item(f"{note} ({count('run', runs)})") for note, runs in sorted(notes.items()))
@@ -100,17 +104,19 @@ def _pair_reasons(pair: PairResult, result: CellResult) -> Iterator[tuple[str, s
     verdict = pair.verdict
     if verdict.reason:
         fix = f" Fix: {verdict.fix}{_bisect(result)}." if verdict.fix else ""
-        yield f"**{verdict.verdict}** ", f"{cell_text(verdict.reason)}.{fix}{_notes(pair)}"
+        yield f"**{verdict.verdict}** ", f"{cell_text(verdict.reason)}.{fix}{_notes(result, pair)}"
     if pair.differences:
         yield "", f"the environments differ. {cell_text('; '.join(pair.differences))}."
 
 
-def _notes(pair: PairResult) -> str:
-    """Return the notes of a graphed run that diverged, which may explain why."""
+def _notes(result: CellResult, pair: PairResult) -> str:
+    """Return the known faults of a cell that diverged, and the notes of its graphed run, which may explain why."""
     attempt = pair.graphed.attempt
-    if pair.verdict.verdict != "DIVERGED" or attempt is None or not attempt.notes:
+    if pair.verdict.verdict != "DIVERGED":
         return ""
-    return f" The run noted: {cell_text('; '.join(sorted(set(attempt.notes))))}."
+    known = listed([fault.rule for fault in result.cell.known_faults])
+    noted = cell_text("; ".join(sorted(set(attempt.notes)))) if attempt and attempt.notes else ""
+    return f" Known fault: {known} (below)." * bool(known) + f" The run noted: {noted}." * bool(noted)
 
 
 def _bisect(result: CellResult) -> str:

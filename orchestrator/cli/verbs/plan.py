@@ -21,6 +21,7 @@ from orchestrator.output.memory import print_calibration, print_memory
 from orchestrator.output.plan import print_not_checked, print_plan
 from orchestrator.output.print_json import print_json
 from orchestrator.plan.planner import gpu_hours
+from orchestrator.plan.sound_fixes import keep_sound_fixes
 from orchestrator.recipe.expand import ResolvedCell, expand, filter_cells
 from orchestrator.rules import violations
 from orchestrator.submit.batch_script import batch_scripts
@@ -106,7 +107,7 @@ def _explain(arguments: argparse.Namespace) -> int:
         raise input_error("--explain", f"a plan cannot explain {subject!r}", "write --explain memory CELL")
     recipe = load_recipe(arguments)
     cell = _find_cell(filter_cells(expand(recipe, "cuda"), arguments.only), name)
-    if reasons := violations(cell.spec):
+    if reasons := keep_sound_fixes(cell.spec, violations(cell.spec)):
         raise input_error("--explain memory", f"{cell.label} cannot work: {reasons[0].message}", reasons[0].remedy)
     store, cluster = Store(arguments.store), recipe.cluster if arguments.cluster is None else arguments.cluster
     constants = read_constants(constants_file(store.root, cluster))

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from analysis.report.write_report import write_report
 from launch.common.atomic_files import read_json, write_json
 from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
-from launch.contract.plan import Reason
+from launch.contract.plan import Reason, read_plan
 from launch.contract.spec import Device
 from tests.records import AttemptRecord, Edit, Extra, workload_spec, write_attempt, write_sweep
 from tests.report_text import report_text
@@ -204,6 +205,27 @@ def test_what_a_run_says_of_itself_stands_by_its_divergence(tmp_path: Path) -> N
         text = report_text(write_sweep(tmp_path / edit.__name__, edit=edit))
         assert ("The run noted: known of torch_compile." in text) == is_said
         assert "noted: known of none" not in text
+
+
+def test_a_known_fault_is_named_with_its_fix_and_by_a_divergence(tmp_path: Path) -> None:
+    def diverges(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            run.metrics[90]["loss"] += 1.0
+
+    sweep = write_sweep(tmp_path, edit=diverges)
+    plan = read_plan(sweep)
+    fault = Reason("megatron.local_inputs", "its gradient is wrong", "Set cuda_graph.mend=[local_inputs].")
+    cells = tuple(replace(cell, known_faults=(fault,)) if cell.graphed else cell for cell in plan.cells)
+    write_json(sweep.plan, replace(plan, cells=cells))
+    report = write_report(sweep)
+    text = report.markdown.read_text()
+    assert "Known fault: megatron.local_inputs (below)." in text
+    assert (
+        "### Known to compute wrong results\n\n"
+        "- A1: [megatron.local_inputs] its gradient is wrong. Set cuda_graph.mend=[local_inputs].\n"
+    ) in text
+    eager, graphed = read_json(sweep.report / "report.json")["cells"]
+    assert eager["known_faults"] == [] and graphed["known_faults"][0]["fix"] == fault.remedy
 
 
 def test_cells_that_were_not_picked_are_spoken_of(tmp_path: Path) -> None:

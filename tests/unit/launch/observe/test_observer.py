@@ -573,11 +573,3 @@ def test_sketches_belong_to_the_steps_that_the_program_announces(tmp_path: Path)
     assert {name for _, name in eager} == {"weight", "bias", "weight (2)", "bias (2)"}
     assert {step for step, _ in eager} == {*range(5)} and {step for step, _ in graphed} == {*range(3)}
     assert all(eager[place].distance(row) < 1e-6 for place, row in graphed.items())
-
-
-def test_a_known_fault_of_the_program_is_noted(tmp_path: Path) -> None:
-    spec = spec_of(graphed=True)
-    graph = dataclasses.replace(spec.cuda_graph, arguments=("--cuda-graph-impl", "local"))
-    seen = observe(tmp_path, PROGRAM, dataclasses.replace(spec, cuda_graph=graph))
-    (note,) = (event["message"] for event in seen.events("note") if "local graph" in event["message"])
-    assert "before its own backward pass reads it" in note and "megatron_core=0.19" in note

@@ -365,7 +365,11 @@ def test_local_graphs_of_a_pipeline_are_refused_from_0_19_on_and_each_fix_leads_
         (reason,) = unsupported(spec)
         assert reason.rule == "megatron.local_pipeline" and reason.message.endswith("(megatron-core 0.19, not 0.16)")
         (sound,) = keep_sound_fixes(spec, (reason,))
-        for fix in ("impl=transformer_engine", "impl=full_iteration and cuda_graph.scope=[]", "mend=[local_inputs]"):
+        for fix in (
+            "impl=transformer_engine",
+            "impl=full_iteration and parallelism.batch_p2p_sync=false",
+            "mend=[local_inputs]",
+        ):
             assert fix in sound.remedy
     alone = dataclasses.replace(spec, parallelism=stages, training=dataclasses.replace(BF16, global_batch_size=1))
     assert rules_of(alone) == rules_of(dataclasses.replace(spec, parallelism=Parallelism(dp=2))) == set()

@@ -22,6 +22,7 @@ from orchestrator.cli.main import main
 from orchestrator.cli.verbs import sweep
 from orchestrator.plan import memory_check
 from orchestrator.plan.planner import make_plan
+from orchestrator.plan.sound_fixes import alternatives
 from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load
 from orchestrator.targets import host
@@ -95,6 +96,18 @@ def test_a_cell_set_aside_names_the_forecast_the_gpu_and_the_fix(plan_on: Any) -
     assert "needs at least 93.04 GiB by forecast" in reason.message and "off by 10%" in reason.message
     assert reason.message.endswith("gpu_memory_gib of the profile is 80") and "--even-if-oom" in reason.remedy
     assert content["memory"][cell["cell_id"]]["peak"] > 93 << 30, "the forecast stays in the table"
+
+
+def test_state_that_does_not_fit_gets_the_settings_with_which_it_does(plan_on: Any) -> None:
+    words = ("gpt_oss_120b", "sweep=null", "cuda_graph.impl=none")
+    (cell,) = plan_on(60, *words)[0]["cells"]
+    (reason,) = (Reason(**reason) for reason in cell["reasons"])
+    assert "before the first step" in reason.message
+    fixes = [settings for _, settings in alternatives(reason.remedy) if settings]
+    assert fixes
+    for settings in fixes:
+        (fixed,) = plan_on(60, *words, *settings)[0]["cells"]
+        assert not fixed["reasons"] or "before the first step" not in fixed["reasons"][0]["message"], settings
 
 
 NVIDIA_SMI = "#!/bin/sh\necho {mib}\necho 4096\n"

@@ -410,7 +410,7 @@ def test_a_release_of_megatron_core_that_the_recipe_is_not_for_counts_as_missing
     versions["megatron-core"] = "0.19.2"
     reason = lacking_package()
     assert "needs megatron-core 0.16, not installed here" in reason.message
-    assert "set megatron_core='0.19', which is installed, or pip install" in reason.remedy
+    assert "set megatron_core=0.19, which is installed, or pip install" in reason.remedy
 
 
 def lacking_package() -> Reason:

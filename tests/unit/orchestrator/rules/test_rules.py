@@ -528,7 +528,7 @@ def test_a_message_names_what_is_at_fault_and_nothing_else() -> None:
 
 FIXES: Mapping[str, tuple[RunSpec, str, Mapping[str, Any]]] = {
     "scope.not_taken": (
-        graphed("full_iteration", "attn", **M), "use transformer_engine", {"cuda_graph__impl": TE}
+        graphed("full_iteration", "attn", **M), "or cuda_graph.impl=transformer_engine", {"cuda_graph__impl": TE}
     ),
     "capture.native_expert_sync": (
         graphed("full_iteration", model=MOE, **on_ranks(2, ep=2)),
@@ -536,7 +536,7 @@ FIXES: Mapping[str, tuple[RunSpec, str, Mapping[str, Any]]] = {
         {"cuda_graph": CudaGraph("torch", ("attn", "moe_router"))},
     ),
     "layout.interleaving": (
-        spec(**M, **on_ranks(2, pp=2, schedule="interleaved")), "to 1f1b", {"parallelism__schedule": "1f1b"}
+        spec(**M, **on_ranks(2, pp=2, schedule="interleaved")), "parallelism.schedule=1f1b", {"parallelism__schedule": "1f1b"}
     ),
     "megatron.yarn_positions": (
         graphed(TE, "attn", **M, model=dataclasses.replace(SCALED, rope_scaling="yarn")),
@@ -557,7 +557,7 @@ FIXES: Mapping[str, tuple[RunSpec, str, Mapping[str, Any]]] = {
     ),
     "megatron.tp": (
         spec(**M, model=dataclasses.replace(MOE, add_bias_linear=True), **on_ranks(2, tp=2, sequence_parallel=True)),
-        "Set parallelism.tp=1",
+        "or parallelism.tp=1",
         {"parallelism": Parallelism(dp=2)},
     ),
 }  # fmt: skip
