@@ -17,6 +17,7 @@ from launch.contract.spec import RunSpec
 from orchestrator.bisect.failure_status import DIVERGED, cause_unknown, classify_failure, judge_cell
 from orchestrator.bisect.search import Answer, Search
 from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
+from orchestrator.plan.sound_fixes import keep_sound_fixes
 from orchestrator.rules import refusals
 from orchestrator.targets.slurm_cluster import Target
 
@@ -74,7 +75,7 @@ def start_search(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> L
         fix = "name a run that DIVERGED or ended NUMERIC, or bisect without --layers"
         raise cause_unknown(plan, cell, status, "change its results", fix)
     trial = _with_checks(result, cell.run_spec)
-    raise_if_rejected(cell.cell_id, refusals(trial) or target.check_spec(trial))
+    raise_if_rejected(cell.cell_id, keep_sound_fixes(trial, refusals(trial) or target.check_spec(trial)))
     return LayerSearch(plan, cell, status.description, trial)
 
 

@@ -20,6 +20,7 @@ from orchestrator.bisect.scope_candidates import Conclusion, list_candidates, ne
 from orchestrator.bisect.search import Answer
 from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
 from orchestrator.errors import input_error
+from orchestrator.plan.sound_fixes import keep_sound_fixes
 from orchestrator.rules import refusals
 from orchestrator.sweeps.find_run import find_by_run_id
 from orchestrator.targets.slurm_cluster import Target
@@ -52,7 +53,7 @@ def start_search(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> S
     if status is None or status.status != "fails":
         fix = "name a run that DIVERGED or failed although its eager baseline did not"
         raise cause_unknown(plan, cell, status, "cause its failure", fix)
-    raise_if_rejected(cell.cell_id, left_out.get(whole.cuda_graph, ()))
+    raise_if_rejected(cell.cell_id, keep_sound_fixes(whole, left_out.get(whole.cuda_graph, ())))
     return ScopeSearch(plan, cell, status.description, status.failure, candidates, left_out)
 
 
