@@ -15,7 +15,7 @@ from typing import Any
 
 from analysis.curves.curve import Curve, CurveError, Digits, Row, curve_of, read_rows, read_text
 from analysis.curves.event_file import read_events
-from analysis.curves.log_settings import collect_settings, settings_in_line
+from analysis.curves.log_settings import collect_settings, may_name_setting, settings_in_line
 from analysis.curves.wandb_file import read_history
 from launch.contract.metric_names import column_of, comma_in_line, texts_in_line
 
@@ -74,7 +74,12 @@ def _read_log(path: Path) -> Iterator[Row]:
     bars: list[int | None] = []
     ranks: set[str] = set()
     for number, line, whole in _lines(path):
-        at, settings = f"{path}, line {number}", settings_in_line(line)
+        lowered = line.lower()
+        is_setting = may_name_setting(lowered)
+        # Most lines of a long log show neither.
+        if not is_setting and "loss" not in lowered:
+            continue
+        at, settings = f"{path}, line {number}", settings_in_line(line) if is_setting else {}
         if comma := comma_in_line(line):
             raise CurveError(f"{at}: {comma!r} has a comma; write numbers with a decimal point and without groups")
         if said := texts_in_line(line):
@@ -82,9 +87,11 @@ def _read_log(path: Path) -> Iterator[Row]:
                 raise CurveError(
                     f"{at}: the file ends in {line[-40:]!r}, which may lack digits; end this line, or delete it"
                 )
-            ranks.update(rank[0] for rank in _RANK.finditer(line))
             rows.append((at, settings | {str(name): text for name, text in said.items()}))
-            bars.append(int(found[1]) if (found := _BAR.search(line)) else None)
+            # Only lines without numbers need these, and finding them takes long.
+            if "step" not in said:
+                ranks.update(rank[0] for rank in _RANK.finditer(line))
+                bars.append(int(found[1]) if (found := _BAR.search(line)) else None)
         elif settings:
             yield at, settings
     if not rows:
@@ -101,8 +108,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str, bool]]:
     """Yield each line of a log with its number, and whether it has an end. Carriage returns end lines too, without a number."""
     *lines, last = read_text(path, invalid="replace").split("\n")
     for number, line in enumerate([*lines, last], start=1):
-        *parts, rest = line.split("\r")
-        yield from ((number, part, True) for part in parts)
+        *parts, rest = line.split("\r") if "\r" in line else (line,)
+        for part in parts:
+            yield number, part, True
         yield number, rest, number <= len(lines)
 
 
