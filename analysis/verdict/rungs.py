@@ -225,13 +225,20 @@ def exceeds_margin(window: ComparisonWindow) -> Verdict | None:
         if larger := _large_floor(window, floor, spikes=False) if floor else None:
             return larger
         if floor and size > margin + SURE_ALONE * floor.of(metric):
-            where = f"not in all of several different graphed runs, and it lasts for less than {LASTING} steps"
             equal = len(window.different) < len(window.graphed)
-            return _inconclusive(
-                window, f"{reason}a rare spike of noise: it is {where}", _SEPARATE if equal else _AGAIN
-            )
+            spike = f"a rare spike of noise: {_where_alone(window)}, and it lasts for less than {LASTING} steps"
+            return _inconclusive(window, f"{reason}{spike}", _SEPARATE if equal else _AGAIN)
         return _inconclusive(window, f"{reason}noise", _SEPARATE, noisy=True)
     return None
+
+
+def _where_alone(window: ComparisonWindow) -> str:
+    """Say why the graphed runs show a step as one run does."""
+    if len(window.different) > 1:
+        return "it is not in all of several different graphed runs"
+    if len(window.graphed) > 1:
+        return "all graphed repeats are equal bit for bit, so they have the same noise and count as one run"
+    return "there is only one graphed run"
 
 
 def hides_difference(window: ComparisonWindow) -> Verdict | None:
