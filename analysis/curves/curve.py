@@ -53,6 +53,8 @@ class Curve:
     """The names of the columns that were read."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """The settings of its run that the file states (analysis.curves.log_settings)."""
+    skipped: frozenset[int] = frozenset()
+    """The steps without a loss that loss scaling skipped, as the file states."""
 
     @cached_property
     def resolution(self) -> dict[Metric, Floats]:

@@ -70,10 +70,11 @@ class CurveFiles:
         """The steps that every file should have: those of the longest file.
 
         Raises:
-            CurveError: they are not evenly spaced.
+            CurveError: they and the skipped ones are not evenly spaced.
         """
         name, curve = max(self.curves.items(), key=lambda item: len(item[1].steps))
-        step = curve.steps.step
+        skipped = sorted(curve.skipped.difference(curve.steps.step.tolist()))
+        step = np.insert(curve.steps.step, np.searchsorted(curve.steps.step, skipped), skipped)
         strides = np.diff(step)
         odd = np.flatnonzero((strides != np.median(strides)) | (strides <= 0)) if strides.size else strides
         if odd.size:
@@ -84,7 +85,7 @@ class CurveFiles:
                 else "keep one line of each step, of one rank, and number the steps of all epochs on"
             )
             raise CurveError(f"{name}: step {step[at + 1]} follows step {step[at]}; {fix}")
-        return step
+        return curve.steps.step
 
     def first_after(self, capture_step: int | None) -> int:
         """Return the index of the first step after ``capture_step``, or 0 if it is None."""

@@ -22,6 +22,10 @@ from launch.contract.metric_names import column_of, comma_in_line, texts_in_line
 _LOGS = (".log", ".out", ".err", ".txt")
 _RANK = re.compile(r"^[0-9]+(?=: )|\b(?:rank|default)[ _:=]?[0-9]+\b", re.IGNORECASE)
 """What srun, torchrun and programs write before the lines of a rank."""
+_SKIPPED = re.compile(r"\biteration +(\d+)/.*\bnumber of skipped iterations: +[1-9]")
+"""The line of Megatron-LM for a step that loss scaling skipped. It has no loss."""
+_SKIPPED_STEP = "skipped step"
+"""The column of such steps."""
 _BAR = re.compile(r"\b(\d+)/\d+ \[[\d:]+<")
 """The position of a progress bar: 12/120 [00:01<00:09."""
 _KNOWN = ("*tfevents*", "*.wandb", "trainer_state.json", "metrics.csv")
@@ -37,7 +41,9 @@ def read_run(path: Path) -> Curve:
     file = file_of(path)
     reader = _reader_of(file)
     rows = list(reader(file)) if reader else read_rows(file)
-    return replace(curve_of(file, _with_loss(rows) if reader else rows), settings=collect_settings(rows))
+    skipped = frozenset(int(row[_SKIPPED_STEP]) for _, row in rows if _SKIPPED_STEP in row)
+    curve = curve_of(file, _with_loss(rows) if reader else rows)
+    return replace(curve, settings=collect_settings(rows), skipped=skipped if reader else frozenset())
 
 
 def file_of(path: Path) -> Path:
@@ -93,7 +99,8 @@ def _read_log(path: Path) -> Iterator[Row]:
                 ranks.update(rank[0] for rank in _RANK.finditer(line))
                 bars.append(int(found[1]) if (found := _BAR.search(line)) else None)
         elif settings:
-            yield at, settings
+            skipped = _SKIPPED.search(line)
+            yield at, settings | ({_SKIPPED_STEP: skipped[1]} if skipped else {})
     if not rows:
         raise CurveError(f"{path}: no line shows a loss by a usual name, such as loss or lm loss")
     numbered = [(at, row) for at, row in rows if "step" in row]

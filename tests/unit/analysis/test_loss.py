@@ -737,3 +737,31 @@ def test_omitted_zeros_hide_no_difference_of_many_margins(
         rows = [f"{step},{form.format(round(value, 3))}" for step, value in enumerate(loss.tolist())]
         files[-1].write_text("\n".join(["step,loss", *rows]))
     assert judged(capsys, files[:2], files[2:]).startswith("DIVERGED\n")
+
+
+def megatron_log(path: Path, skipped: int, named: int | None = None) -> Path:
+    """Write a log whose step ``skipped`` has no loss, and where the line of step ``named`` says that loss scaling skipped it."""
+    said = " iteration {:8d}/ 120 | learning rate: 3.0E-04 |{} loss scale: 2048.0 | number of skipped iterations: {:3d} |"
+    lines = [
+        said.format(step, "" if step == skipped else f" lm loss: {loss + 1e-6 * len(path.stem):.6E} |", step == named)
+        for step, loss in enumerate(FALLING.tolist(), 1)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("of_graphed", "named", "said"),
+    [
+        (7, 7, "EQUIVALENT"),
+        (8, 8, "step 8 missing of 119; step 7 not expected"),
+        (7, None, "step 8 follows step 6; steps must be evenly spaced"),
+    ],
+    ids=["the same step", "another step", "nothing says why"],
+)
+def test_a_step_that_loss_scaling_skips_in_every_run_is_no_gap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], of_graphed: int, named: int | None, said: str
+) -> None:
+    eager = [megatron_log(tmp_path / f"{name}.log", 7, named and 7) for name in ("e", "ee")]
+    graphed = [megatron_log(tmp_path / f"{name}.log", of_graphed, named) for name in ("ggg", "gggg")]
+    assert said in judged(capsys, eager, graphed, "--capture-step", "4")
