@@ -9,7 +9,7 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.observe.steps.phase_tracker import PhaseTracker
 from launch.observe.steps.readings import Counts
-from launch.train.inspection.capture_blockers import compiled_functions
+from launch.train.inspection.capture_blockers import compile_obstacle, compiled_functions
 
 _ON_A_CPU = "compiled without CUDA graphs (CPU)"
 
@@ -71,9 +71,9 @@ class GraphCounter:
             return None
         if not self.graphs:
             what = "CUDA graph" if self._cuda else "compiled function"
-            return CaptureError(
-                f"the program made no {what} in {phases.steps} steps: check that its arguments turn graphs on"
-            )
+            obstacle = compile_obstacle()
+            advice = f". {obstacle}" if obstacle else ": check that its arguments turn graphs on"
+            return CaptureError(f"the program made no {what} in {phases.steps} steps{advice}")
         what = "captured graphs" if self._cuda else "compiled functions"
         return CaptureError(
             f"the program still {what} in the last of {phases.steps} steps: give every step the same shapes (pad "

@@ -26,6 +26,7 @@ INSPECTED_STEPS = 2
 """The smallest number of steps that can be compared."""
 _WARNING = "called a synchronizing CUDA operation"
 """The text of PyTorch's warning (c10/cuda/CUDAFunctions.cpp, warn_or_error_on_sync)."""
+_LONGEST_REASON = 300
 
 Step = Callable[[torch.Tensor], object]
 
@@ -87,6 +88,19 @@ def compiled_functions() -> int:
     """Return the number of functions that Dynamo has compiled in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
+
+
+def compile_obstacle() -> str:
+    """Describe what kept Dynamo or Inductor from a compiled function or its CUDA graphs in this process; return "" if unknown."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if not dynamo:
+        return ""
+    skips = dynamo.counters["inductor"]["cudagraph_skips"]
+    if skips:
+        return f"Inductor skipped CUDA graphs {skips} times (its log has the reason: skipping cudagraphs due to)"
+    reasons = (line.strip() for text in dynamo.counters["graph_break"] for line in text.splitlines()[:2])
+    found = " ".join(dict.fromkeys(reasons)).replace("Explanation: ", "")
+    return f"Dynamo did not compile a part: {found[:_LONGEST_REASON]}" if found else ""
 
 
 # --- operators ------------------------------------------------------------------------------------------------------

@@ -379,6 +379,7 @@ BAD = {
     "ends early": (PROGRAM.replace("(STEPS", "(STEPS - 4"), "CONFIG", r"after 8 of 12 steps.*\{steps\}"),
     "takes turns": (TWO.replace("    optimizer.step()\n    second", "    (optimizer if number % 2 else second)"), "CONFIG", "after 6 of 12 steps of its 2 optimizers.*launch.observe.step"),
     "never captures": (PROGRAM, "CAPTURE_FAILED", "made no compiled function"),
+    "compiles what Dynamo skips": (PROGRAM.replace("Linear(4, 2)", "LSTM(4, 2)").replace("run(batch)", "run(batch)[0]"), "CAPTURE_FAILED", "made no compiled function.*Dynamo does not support RNN, GRU, or LSTM"),
     "captures at every step": (ALWAYS, "CAPTURE_FAILED", "still compiled functions.*same shapes"),
     "prints no metrics": (PROGRAM.replace("print(", "str("), "CONFIG", "shows no loss"),
     "numbers micro-batches": (PROGRAM.replace("(STEPS", "(2 * STEPS").replace("    optimizer", "    if number % 2: optimizer"), "CONFIG", "losses of 2[34] steps in 12 steps"),
@@ -392,8 +393,8 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_each_bad_program_has_an_outcome_and_a_fix(tmp_path: Path, name: str) -> None:
     program, outcome, message = BAD[name]
-    graphed = name in ("never captures", "captures at every step")
-    found = observe(tmp_path, program, spec_of(graphed=graphed), compiled=name == "captures at every step").diagnosis
+    compiled = name in ("compiles what Dynamo skips", "captures at every step")
+    found = observe(tmp_path, program, spec_of(graphed=compiled or name == "never captures"), compiled=compiled).diagnosis
     assert found.outcome == outcome, found
     assert re.search(message, found.message), found
     assert found.remedy
