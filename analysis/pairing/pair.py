@@ -15,7 +15,7 @@ from analysis.graphs.replay_check import Replay, check_replay
 from analysis.pairing.eager_baseline import EagerBaseline
 from analysis.pairing.first_replay import compare_first_replays
 from analysis.pairing.flaky_attempts import contradictions
-from analysis.pairing.parameter_updates import both_update, check_end, check_updates
+from analysis.pairing.parameter_updates import both_update, check_end, check_updates, doubt_updates
 from analysis.pairing.precapture_check import capture_step, check_numbers, check_phases
 from analysis.pairing.program_settings import (
     all_rounded,
@@ -61,7 +61,7 @@ class Pair:
     flaky_attempts: Mapping[int, str] = field(default_factory=dict)
     """Descriptions, by number, of attempts of the graphed run that contradict the one that counts."""
     doubt: Verdict | None = None
-    """INCONCLUSIVE if small gradients differ. It takes the place of a pass."""
+    """INCONCLUSIVE if small gradients or what no loss depends on differ. It takes the place of a pass."""
     made_elsewhere: bool = False
     """Whether only the logs of both runs are known."""
     learns: bool = False
@@ -120,7 +120,8 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
 
 def _doubt(eager: Attempt, graphed: Attempt, baseline: EagerBaseline, spec: RunSpec) -> Verdict | None:
     others = [one for one in attempts_of(baseline.runs) if one is not eager and one.digests == graphed.digests]
-    return compare_first_replays(eager, graphed, others, capture_step(graphed.steps, spec)).doubt()
+    gradients = compare_first_replays(eager, graphed, others, capture_step(graphed.steps, spec)).doubt()
+    return gradients or doubt_updates(eager, graphed, others)
 
 
 def margins_for(spec: RunSpec, margins: Margins) -> Margins:

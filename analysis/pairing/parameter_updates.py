@@ -7,11 +7,14 @@ batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 
+from analysis.pairing.other_values import doubt_values
 from analysis.records.run import Attempt
 from analysis.verdict.verdict import Verdict
 from launch.common.grouped import grouped
-from launch.common.text import count, numbered
+from launch.common.text import count, listed, numbered
+from launch.contract.records.state_changes import StateChanges
 
 _OTHER_STATE = "buffers, or weights that no optimizer steps,"
 _CAPTURE = "capture without the optimizer, and check whether a replay updates the parameters that it captured"
@@ -20,6 +23,7 @@ _KEEP = (
     "check that each replay updates buffers and averaged weights as eager steps do, and that the warm-up of the capture leaves "
     "them as they were; or update them outside the graph"
 )
+_MOST_NAMED = 3
 _TRAIN = "set a learning rate above 0 for the steps after the capture (training.learning_rate), or train for more steps"
 
 
@@ -27,8 +31,7 @@ def check_updates(eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) 
     """Return DIVERGED if a rank's parameters change only in the eager run, INCOMPARABLE if no rank's parameters change.
 
     ``repeats`` are all comparable eager runs. Return DIVERGED too if ranks are replicas of each other in eager runs, but not in
-    the graphed run, or if other state of a rank changes in all eager runs, but not in the graphed one. Return INCONCLUSIVE if
-    fewer tensors of it change.
+    the graphed run, or if other state of a rank changes in all eager runs, but not in the graphed one.
     """
     unchanged = [rank for rank, changes in sorted(graphed.updates.items()) if not changes]
     if stuck := [rank for rank in unchanged if eager.updates.get(rank)]:
@@ -59,24 +62,62 @@ def _check_replicas(eager: Sequence[Attempt], graphed: Attempt) -> Verdict | Non
 
 
 def _check_other_state(eager: Sequence[Attempt], graphed: Attempt) -> Verdict | None:
-    known = {
-        rank: changes
-        for rank, changes in sorted(graphed.other_state.items())
-        if all(rank in one.other_state for one in eager)
-    }
-    least = {rank: min(one.other_state[rank].tensors for one in eager) for rank in known}
-    if frozen := [rank for rank, changes in known.items() if not changes.tensors and least[rank]]:
+    known = _known_changes(eager, graphed)
+    if frozen := [
+        rank for rank, (own, found) in known.items() if not own.tensors and all(one.tensors for one in found)
+    ]:
         reason = f"{_OTHER_STATE} of {numbered('rank', frozen)} change after the capture in eager runs, but not in the graphed run"
         return Verdict("DIVERGED", reason, _KEEP)
-    for rank, changes in known.items():
-        if changes.tensors < least[rank]:
-            # Which ones change may depend on the data and on rounding, for example in experts that few tokens reach.
-            reason = (
-                f"{_OTHER_STATE} of rank {rank} change in {count('tensor', least[rank])} or more in eager runs after the "
-                f"capture, but in {changes.tensors} in the graphed run"
-            )
-            return Verdict("INCONCLUSIVE", reason, _KEEP)
     return None
+
+
+def _known_changes(
+    eager: Sequence[Attempt], graphed: Attempt
+) -> dict[int, tuple[StateChanges, tuple[StateChanges, ...]]]:
+    """Return the changes of each rank in the graphed run and in all eager runs, where all are known."""
+    return {
+        rank: (own, tuple(one.other_state[rank] for one in eager))
+        for rank, own in sorted(graphed.other_state.items())
+        if all(rank in one.other_state for one in eager)
+    }
+
+
+def doubt_updates(eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) -> Verdict | None:
+    """Return INCONCLUSIVE if less changes than in any eager run, or other state ends far from where eager runs end.
+
+    It doubts only a pass. ``repeats`` are all comparable eager runs.
+    """
+    for rank, (own, found) in _known_changes([eager, *repeats], graphed).items():
+        doubt = (
+            _doubt_parameters(rank, own, found) or _doubt_tensors(rank, own, found) or doubt_values(rank, own, found)
+        )
+        if doubt:
+            return doubt
+    return None
+
+
+def _doubt_parameters(rank: int, own: StateChanges, eager: Sequence[StateChanges]) -> Verdict | None:
+    if len(own.unchanged) <= max(len(one.unchanged) for one in eager):
+        return None
+    # Names may differ if only one side wraps its modules, so numbers decide.
+    names = sorted({*own.unchanged}.difference(*(one.unchanged for one in eager))) or own.unchanged
+    reason = (
+        f"parameters of rank {rank} stay as they were after the capture, but change in eager runs: "
+        f"{listed(names, _MOST_NAMED)}. Losses hardly depend on them, so agreeing curves prove little"
+    )
+    return Verdict("INCONCLUSIVE", reason, _CAPTURE)
+
+
+def _doubt_tensors(rank: int, own: StateChanges, eager: Sequence[StateChanges]) -> Verdict | None:
+    least = min(one.tensors for one in eager)
+    if own.tensors >= least:
+        return None
+    # Which ones change may depend on the data and on rounding, for example in experts that few tokens reach.
+    reason = (
+        f"{_OTHER_STATE} of rank {rank} change in {count('tensor', least)} or more in eager runs after the "
+        f"capture, but in {own.tensors} in the graphed run"
+    )
+    return Verdict("INCONCLUSIVE", reason, _KEEP)
 
 
 def check_end(exact: Verdict | None, eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) -> Verdict | None:
@@ -87,6 +128,9 @@ def check_end(exact: Verdict | None, eager: Attempt, graphed: Attempt, repeats: 
     """
     if exact is None or exact.verdict != "BITWISE":
         return exact
+    # It says more than that something differs.
+    if doubt := doubt_updates(eager, graphed, repeats):
+        return replace(doubt, evidence=exact.evidence)
     runs = (graphed, eager, *repeats)
     for what, fix, (own, *others) in (
         ("the parameters", _CAPTURE, [_last_digests(one) for one in runs]),

@@ -37,16 +37,16 @@ def sketch(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[G
         gradient = gradient_of(parameter)
         if gradient is not None and not gradient.is_sparse:
             told.append(names[id(parameter)])
-            numbers.append(_numbers(gradient, place))
+            numbers.append(sketch_values(gradient, place))
     rows = torch.stack(numbers).tolist() if numbers else []
     # With loss scaling, gradients may overflow in the first steps.
     finite = ((name, row) for name, row in zip(told, rows, strict=True) if all(map(math.isfinite, row)))
     return [GradientSketch(name, row[0], tuple(row[1:])) for name, row in finite]
 
 
-def _numbers(gradient: torch.Tensor, seed: int) -> torch.Tensor:
+def sketch_values(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     """Return the norm and the projections, shape (1 + PROJECTIONS,). The program's own random numbers do not change."""
-    flat = own_part(gradient.detach()).reshape(-1)
+    flat = own_part(tensor.detach()).reshape(-1)
     generator = torch.Generator(flat.device).manual_seed(seed)
     sums = torch.zeros(1 + PROJECTIONS, dtype=torch.float64, device=flat.device)
     for piece in flat.split(CHUNK_ELEMENTS):
@@ -83,6 +83,20 @@ def _names_in_modules(wanted: Collection[int]) -> dict[int, str]:
                 if key in wanted and len(name) > len(names.get(key, "")):
                     names[key] = name
     return {key: _plain(name) for key, name in names.items()}
+
+
+def longest_names() -> dict[tuple[int, str], str]:
+    """Return the longest name of each parameter and buffer, by the id of its module and its name there."""
+    paths: dict[int, str] = {}
+    for root in modules_of_process():
+        for path, module in root.named_modules():
+            if len(path) >= len(paths.get(id(module), "")):
+                paths[id(module)] = path
+    return {
+        (id(module), name): _plain(f"{paths.get(id(module), '')}.{name}").removeprefix(".")
+        for module in modules_of_process()
+        for name in (*module._parameters, *module._buffers)
+    }
 
 
 def _plain(name: str) -> str:

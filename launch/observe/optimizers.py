@@ -58,13 +58,13 @@ class Optimizers:
     def digest_other_state(self, recorder: Recorder, *, last: bool = False) -> None:
         """Remember the state that no optimizer steps. The ``last`` time, write a digest of what has changed of it."""
         # A step without a known optimizer may step any parameter.
-        if not (stepped := {id(one) for one in _parameters(self.seen.values())}):
+        if not (stepped := [*_parameters(self.seen.values())]):
             return
         try:
             if not last:
                 self._other_state = OtherState(stepped)
             elif self._other_state:
-                recorder.write("other_state", changes=self._other_state.changes(stepped))
+                recorder.write("other_state", changes=self._other_state.changes(stepped, self._names))
         except _NO_DIGEST as error:
             recorder.note(f"buffers have no digest, so it is unknown whether they change: {error}")
 

@@ -4,7 +4,8 @@ Every event has time (seconds since the epoch), kind, phase and step. The kinds 
 the rank's pid and the identity of launch.contract.records.identity), "phase" (a phase ended: memory, clocks, seconds),
 "choices" (what the engine chose), "capture" and "proof" (GraphStats), "parameters" (digest: of the rank's parameters before the
 first step after the capture, and after the last step), "other_state" (StateChanges as changes: the buffers, and the parameters
-that no optimizer steps, that a user's program has changed after its second step from the capture on), "gradients" (StepSketch),
+that no optimizer steps, that a user's program has changed after its second step from the capture on, and the parameters that
+optimizers step but have not changed), "gradients" (StepSketch),
 "announced" (a user's program announces its first step: the rank's sketches and digests before it do not count, because their
 steps were counted otherwise), "step_check" (StepCheck), "probe" (Probe; LastStep or null as last_step; Kernels or null as
 kernels), "inspection" (Inspection), "rates" (GpuRates), "note" (message) and "exception" (type, message, traceback).

@@ -741,7 +741,9 @@ def test_omitted_zeros_hide_no_difference_of_many_margins(
 
 def megatron_log(path: Path, skipped: int, named: int | None = None) -> Path:
     """Write a log whose step ``skipped`` has no loss, and where the line of step ``named`` says that loss scaling skipped it."""
-    said = " iteration {:8d}/ 120 | learning rate: 3.0E-04 |{} loss scale: 2048.0 | number of skipped iterations: {:3d} |"
+    said = (
+        " iteration {:8d}/ 120 | learning rate: 3.0E-04 |{} loss scale: 2048.0 | number of skipped iterations: {:3d} |"
+    )
     lines = [
         said.format(step, "" if step == skipped else f" lm loss: {loss + 1e-6 * len(path.stem):.6E} |", step == named)
         for step, loss in enumerate(FALLING.tolist(), 1)

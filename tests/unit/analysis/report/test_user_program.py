@@ -191,9 +191,51 @@ def test_running_statistics_that_no_curve_shows_count(
     def add(run: records.AttemptRecord) -> None:
         values = graphed if run.spec.graphed else eager
         if values is not None:
-            changes = {"digest": values.replace("#", str(run.spec.repeat)), "tensors": len(values)}
+            digest = values.replace("#", str(run.spec.repeat))
+            changes = {"digest": digest, "tensors": len(values), "counters": "", "values": [], "unchanged": []}
             event = {"kind": "other_state", "changes": changes}
             run.events[0].append({**run.events[0][-1], **event})
+
+    sweep = records.write_sweep(tmp_path / "mine", edit=add)
+    (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
+    assert found is not None and found.verdict == verdict and said in found.reason, found
+
+
+ONE = {"name": "norm.running_mean", "norm": 4.0, "projections": [4.0, -4.0, 4.0, 4.0]}
+FAR, NEAR = ({**ONE, "projections": [4.0 + off, -4.0, 4.0, 4.0]} for off in (6.0, 0.02))
+
+
+@pytest.mark.parametrize(
+    ("eager", "graphed", "loss", "verdict", "said"),
+    [
+        ({}, {}, 1e-5, "EQUIVALENT", ""),
+        ({}, {"values": [NEAR]}, 1e-5, "EQUIVALENT", ""),
+        ({}, {"values": [FAR]}, 1e-5, "INCONCLUSIVE", "norm.running_mean by 0.75 of it"),
+        ({}, {"values": [FAR]}, 0.5, "DIVERGED", "the loss is"),
+        ({"values": [NEAR, FAR]}, {"values": [FAR, NEAR]}, 1e-5, "EQUIVALENT", ""),
+        ({}, {"counters": "13"}, 1e-5, "INCONCLUSIVE", "counters among buffers of rank 0 end with other numbers"),
+        ({}, {"unchanged": ["scale", "still"]}, 1e-5, "INCONCLUSIVE", "but change in eager runs: scale."),
+        ({}, {"unchanged": ["other.still"]}, 1e-5, "EQUIVALENT", ""),
+        ({}, {"tensors": 1}, 0.5, "DIVERGED", "the loss is"),
+    ],
+    ids=[
+        "equal", "near", "far", "far curves too", "two of one name", "counters", "a frozen parameter", "another name",
+        "fewer and far curves",
+    ],
+)  # fmt: skip
+def test_what_no_loss_depends_on_counts_beside_curves_that_differ_by_rounding(
+    tmp_path: Path, eager: dict[str, Any], graphed: dict[str, Any], loss: float, verdict: str, said: str
+) -> None:
+    usual = {"tensors": 2, "counters": "10", "values": [ONE], "unchanged": ["still"]}
+
+    def add(run: records.AttemptRecord) -> None:
+        draw = random.Random(10 * run.spec.repeat + run.spec.graphed)
+        for line in run.metrics:
+            after = run.spec.graphed and line["phase"] in ("settle", "measure")
+            line["loss"] += draw.gauss(0, 1e-6) + loss * after
+        changes = {**usual, **(graphed if run.spec.graphed else eager), "digest": str(run.spec.repeat)}
+        changes["values"] = [{"last": one, "change": 4.0} for one in changes["values"]]
+        run.events[0].append({**run.events[0][-1], "kind": "other_state", "changes": changes})
 
     sweep = records.write_sweep(tmp_path / "mine", edit=add)
     (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)

@@ -242,7 +242,9 @@ def test_a_step_beyond_the_margin_that_the_floor_may_explain_is_inconclusive() -
     assert equal.verdict == "INCONCLUSIVE", "equal runs have the same spikes"
     assert "step_checks" in equal.fix
     same = of_repeats([farther, farther], noisy)
-    assert same.verdict == "INCONCLUSIVE" and "repeats are equal bit for bit, so they have the same noise" in same.reason
+    assert (
+        same.verdict == "INCONCLUSIVE" and "repeats are equal bit for bit, so they have the same noise" in same.reason
+    )
     assert "there is only one graphed run" in of_repeats([farther], noisy).reason
     spike = of_repeats([farther, curve(graphed=True)], noisy)
     assert spike.verdict == "INCONCLUSIVE" and "may be a rare spike of noise" in spike.reason

@@ -394,7 +394,9 @@ BAD = {
 def test_each_bad_program_has_an_outcome_and_a_fix(tmp_path: Path, name: str) -> None:
     program, outcome, message = BAD[name]
     compiled = name in ("compiles what Dynamo skips", "captures at every step")
-    found = observe(tmp_path, program, spec_of(graphed=compiled or name == "never captures"), compiled=compiled).diagnosis
+    found = observe(
+        tmp_path, program, spec_of(graphed=compiled or name == "never captures"), compiled=compiled
+    ).diagnosis
     assert found.outcome == outcome, found
     assert re.search(message, found.message), found
     assert found.remedy
