@@ -28,8 +28,9 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def difference(result: torch.Tensor, reference: torch.Tensor) -> float | None:
-    made = FingerprintMaker(result.numel(), result.device).make([("result", result), ("reference", reference)])
-    return made["result"].difference(made["reference"])
+    maker = FingerprintMaker(result.numel(), result.device)
+    made = maker.make(lambda: [("result", reference)])
+    return maker.differences(lambda: [("result", result)], made).get("result")
 
 
 def exact_difference(result: torch.Tensor, reference: torch.Tensor) -> float:

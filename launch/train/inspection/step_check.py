@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ from launch.train.inspection.check_memory import (
     missing_host_bytes,
     pinned_bytes,
 )
-from launch.train.inspection.fingerprint import NOT_FINITE, Fingerprint, FingerprintMaker
+from launch.train.inspection.fingerprint import NOT_FINITE, FingerprintMaker, Fingerprints, Sketches, differences
 
 PART_ELEMENTS = 2**26
 """The number of elements of the state that are copied at once, a power of two."""
@@ -60,27 +60,25 @@ median, the layer amplifies rounding. docs/step_check.md has the measurements.""
 LEAST_GROWTH_ALONE = 10.0
 """The same of a single result. Gradients inside the first layer may depend on rounding there that later ones hardly see."""
 
-Results = Mapping[str, Fingerprint]
 ScoreNoise = tuple[float, float]
 """The noise of the scores of experts, and of the weights by which experts with a capacity keep tokens."""
 NO_NOISE: ScoreNoise = (0.0, 0.0)
-MakeFingerprints = Callable[[Iterable[tuple[str, torch.Tensor]]], Results]
 Routing = Mapping[str, torch.Tensor]
 """The experts of each token by router call, int64 (T, topk). ``~expert`` stands for one that dropped the token."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Replay:
-    """The results of the replay, its routing, and the values that its optimizer wrote. ``make`` makes fingerprints.
+    """The results of the replay, its routing, and the values that its optimizer wrote. ``maker`` makes fingerprints.
 
     ``held`` are those that it had to leave as they were, and ``changed`` the differences of those that it changed.
     """
 
-    make: MakeFingerprints
-    results: Results
+    maker: FingerprintMaker
+    results: Fingerprints
     routing: Routing
-    updated: Results
-    held: Results
+    updated: Fingerprints
+    held: Fingerprints
     changed: Mapping[str, float]
 
 
@@ -97,8 +95,8 @@ class Snapshot:
             with random_states_kept(self._generators):
                 yield
         finally:
-            for tensor, value in zip(self._state, self._values, strict=True):
-                tensor.copy_(value)
+            if self._values:
+                torch._foreach_copy_(list(self._state), self._values)
 
 
 def check_step(
@@ -141,7 +139,7 @@ def _check_step(
     rows = _update(checked, replay, snapshot)
     passes = _Passes(checked, batch, replay, snapshot)
     calibrated = True
-    if largest_on_ranks(passes.is_unequal, batch.device):
+    if passes.is_unequal:
         calibrated = passes.calibrate()
         rows += passes.rows()
     first = _first_fault(rows, checked.layers())
@@ -173,41 +171,41 @@ class _Passes:
     """The uncaptured forward and backward passes, compared with those of the replay.
 
     Attributes:
+        is_unequal: whether results differ in a bit, or tokens move, on any rank.
         differences: the differences of results that differ in a bit.
         noise: for each result, the difference that rounding explains, above 0.
     """
 
     def __init__(self, checked: CheckableStep, batch: torch.Tensor, replay: _Replay, snapshot: Snapshot) -> None:
         self._checked, self._batch, self._replay, self._snapshot = checked, batch, replay, snapshot
-        self._plain = self._run()
-        self._chosen: Routing = {name: experts.clone() for name, experts in checked.routing().items()}
-        both = sorted(replay.routing.keys() & self._chosen.keys())
-        self._moved = {
-            name: count for name in both if (count := _count_moved(replay.routing[name], self._chosen[name]))
-        }
+        self._plain: Sketches = {}
         self._scored: ScoredChoices = {}
         self._score_noise = NO_NOISE
-        self.differences = _compare(self._plain, replay.results)
         self.noise: Mapping[str, float] = {}
-
-    @property
-    def is_unequal(self) -> bool:
-        return bool(self.differences or self._moved)
+        with self._computed():
+            self._chosen: Routing = {name: experts.clone() for name, experts in checked.routing().items()}
+            self._moved = _count_moved(replay.routing, self._chosen)
+            unequal = self._unequal()
+            self.is_unequal = bool(largest_on_ranks(bool(unequal or self._moved), batch.device))
+            if self.is_unequal:
+                self._plain = replay.maker.sketches(checked.results)
+        self.differences = differences(self._plain, replay.results.sketches, unequal)
 
     def calibrate(self) -> bool:
         """Measure the noise, with the replay's routing if routing differs on any rank. Return whether that was possible."""
         repeated = self._chosen
         if largest_on_ranks(bool(self._moved), self._batch.device):
             repeated = self._replay.routing
-            self._plain = self._run(repeated)
-            self.differences = _compare(self._plain, self._replay.results)
+            with self._computed(repeated):
+                unequal, self._plain = self._unequal(), self._replay.maker.sketches(self._checked.results)
+            self.differences = differences(self._plain, self._replay.results.sketches, unequal)
             self._scored = self._checked.scored_choices()
-        again = _compare(self._run(repeated), self._plain)
+        again = self._change(repeated)
         self._score_noise = self._change_of_scores()
         with self._checked.perturbed(math.inf, embedding=False) as possible:
             # A pipeline stage without routers hides no choice, but another one may.
             possible = not largest_on_ranks(not possible, self._batch.device)
-            perturbed = _compare(self._run(repeated), self._plain) if possible else {}
+            perturbed = self._change(repeated) if possible else {}
         if not possible:
             return self._calibrate_by_repetition(again, repeated)
         self._score_noise = _larger(self._score_noise, self._change_of_scores())
@@ -219,7 +217,7 @@ class _Passes:
 
     def _calibrate_by_repetition(self, again: Mapping[str, float], repeated: Routing) -> bool:
         """Take as the noise what two repetitions change. Return whether that explains all differences on every rank."""
-        changes = _changes(self._plain, again, _compare(self._run(repeated), self._plain))
+        changes = _changes(self._plain, again, self._change(repeated))
         # If only backward passes add atomically, losses repeat exactly. The noise of the norm is not theirs.
         numbers = _numbers(self._plain)
         losses = [name for name in numbers if name.startswith("loss of ")]
@@ -242,7 +240,7 @@ class _Passes:
         found, score_noise = [], NO_NOISE
         for toward in (math.inf, -math.inf):
             with self._checked.perturbed(toward, embedding=True):
-                found.append(_compare(self._run(repeated), self._plain))
+                found.append(self._change(repeated))
             score_noise = _larger(score_noise, self._change_of_scores())
         inner = _noise(self._plain, *found)
         growth = [inner[name] / self.noise[name] for name, result in self._plain.items() if not result.is_number]
@@ -279,33 +277,43 @@ class _Passes:
     def _change_of_scores(self) -> ScoreNoise:
         """Return the largest changes of routers' scores and weights in the last pass, of all ranks."""
         others = self._checked.scored_choices()
-        largest = [0.0, 0.0]
+        changes: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         for name, one in self._scored.items():
             for kind, (other, own) in enumerate(zip(others[name].ranked, one.ranked, strict=True)):
-                largest[kind] = max(largest[kind], float((other.values - own.values).abs().max()))
-        scores, weights = (largest_on_ranks(change, self._batch.device) for change in largest)
+                changes[kind].append((other.values - own.values).abs().max().double())
+        scores, weights = (
+            largest_on_ranks(max([0.0, *torch.stack(found).tolist()]) if found else 0.0, self._batch.device)
+            for found in changes
+        )
         return scores, weights
 
-    def _run(self, repeated: Mapping[str, torch.Tensor] = {}) -> Results:
+    def _unequal(self) -> list[str]:
+        """Return the results of the last pass that differ in a bit from those of the replay."""
+        return self._replay.results.unequal(self._replay.maker.digests(self._checked.results))
+
+    def _change(self, repeated: Routing) -> Mapping[str, float]:
+        """Run the uncaptured code again, and return how its results differ from those of the plain pass."""
+        with self._computed(repeated):
+            found = self._replay.maker.sketches(self._checked.results)
+        return differences(found, self._plain, list(self._plain))
+
+    @contextmanager
+    def _computed(self, repeated: Mapping[str, torch.Tensor] = {}) -> Iterator[None]:
+        """Run the uncaptured code. Its results are valid inside the context."""
         with self._snapshot.restored():
             self._checked.recompute(self._batch, repeated)
-            return self._replay.make(self._checked.results())
+            yield
 
 
 def _replay(checked: CheckableStep, batch: torch.Tensor, snapshot: Snapshot) -> _Replay:
-    make_held = _maker(batch.device, checked.held)
-    held = make_held(checked.held())
+    tensors = [*checked.state(), *(one for each in (checked.held, checked.results) for _, one in each())]
+    maker = FingerprintMaker(max((tensor.numel() for tensor in tensors), default=0), batch.device)
+    held = maker.make(checked.held)
     with snapshot.restored():
         checked.replay(batch)
         routing = {name: experts.clone() for name, experts in checked.routing().items()}
-        changed = _compare(make_held(checked.held()), held)
-        make = _maker(batch.device, checked.results, checked.updated)
-        return _Replay(make, make(checked.results()), routing, make(checked.updated()), held, changed)
-
-
-def _maker(device: torch.device, *named: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> MakeFingerprints:
-    """Return what makes fingerprints of ``named``, which may hold only one tensor at a time."""
-    return FingerprintMaker(max((one.numel() for each in named for _, one in each()), default=0), device).make
+        changed = maker.differences(checked.held, held)
+        return _Replay(maker, maker.make(checked.results), routing, maker.make(checked.updated), held, changed)
 
 
 def _update(checked: CheckableStep, replay: _Replay, snapshot: Snapshot) -> list[TensorDifference]:
@@ -314,17 +322,18 @@ def _update(checked: CheckableStep, replay: _Replay, snapshot: Snapshot) -> list
     Return also what the replay changed although it had to leave it.
     """
     rows = [
-        TensorDifference(name, size, replay.held[name].spacing, multiple=0) for name, size in replay.changed.items()
+        TensorDifference(name, size, replay.held.sketches[name].spacing, multiple=0)
+        for name, size in replay.changed.items()
     ]
     if replay.updated:
         with snapshot.restored():
             checked.update()
-            found = _compare(replay.make(checked.updated()), replay.updated)
-        rows += [TensorDifference(name, size, replay.updated[name].spacing) for name, size in found.items()]
+            found = replay.maker.differences(checked.updated, replay.updated)
+        rows += [TensorDifference(name, size, replay.updated.sketches[name].spacing) for name, size in found.items()]
     return rows
 
 
-def _noise(plain: Results, again: Mapping[str, float], perturbed: Mapping[str, float]) -> Mapping[str, float]:
+def _noise(plain: Sketches, again: Mapping[str, float], perturbed: Mapping[str, float]) -> Mapping[str, float]:
     """Return the noise of each result: the larger difference of both passes, but at least the spacing of its numbers.
 
     Single numbers share their largest one.
@@ -346,16 +355,16 @@ def _routing_difference(name: str, count: int, choice: ScoredChoice, noise: Scor
     return max(each, key=lambda row: row.in_noise)
 
 
-def _with_spacing(plain: Results, changes: Mapping[str, float]) -> Mapping[str, float]:
+def _with_spacing(plain: Sketches, changes: Mapping[str, float]) -> Mapping[str, float]:
     return {name: max(change, plain[name].spacing) for name, change in changes.items()}
 
 
-def _changes(plain: Results, one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+def _changes(plain: Sketches, one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     """Return the larger difference of two passes from ``plain`` for each result."""
     return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in plain}
 
 
-def _numbers(results: Results) -> list[str]:
+def _numbers(results: Sketches) -> list[str]:
     return [name for name, result in results.items() if result.is_number]
 
 
@@ -378,12 +387,10 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor)
 
 
-def _compare(results: Results, reference: Results) -> dict[str, float]:
-    """Return the differences of ``results`` from ``reference``, only for those that differ in a bit. Both have equal names."""
-    found = {name: result.difference(reference[name]) for name, result in results.items()}
-    return {name: difference for name, difference in found.items() if difference is not None}
-
-
-def _count_moved(experts: torch.Tensor, others: torch.Tensor) -> int:
-    """Count the tokens whose two sets of experts differ. Both arguments are int64 (T, topk)."""
-    return int((experts.sort(-1).values != others.sort(-1).values).any(-1).sum())
+def _count_moved(routing: Routing, others: Routing) -> dict[str, int]:
+    """Count the tokens of each router call whose two sets of experts differ, without calls that move none."""
+    both = sorted(routing.keys() & others.keys())
+    if not both:
+        return {}
+    moved = [(routing[name].sort(-1).values != others[name].sort(-1).values).any(-1).sum() for name in both]
+    return {name: count for name, count in zip(both, torch.stack(moved).tolist(), strict=True) if count}
