@@ -28,8 +28,8 @@ MAXIMUM_POINTS = 2000
 MAXIMUM_BARS = 40
 """The most cells in the picture of speed-ups."""
 SPEED_COLOURS = {"FASTER": 3, "NEUTRAL": 0, "INCONCLUSIVE": 5, "SLOWER": 2}
-FAILING = 7
-"""The colour of cells that do not pass."""
+UNDECIDED, FAILING = 4, 7
+"""The colours of cells that do not pass: with any other loss verdict, and with DIVERGED."""
 PARTS = ("state", "activations", "graph pool", "outside", "in all")
 EAGER = 0
 """The colour of eager cells. Graphed cells have 1 and above."""
@@ -127,7 +127,10 @@ class StripChart:
 
 @dataclass(frozen=True)
 class SpeedBar:
-    """A cell's speed-up with its interval (None for one pair) and upper bound (None if unknown). ``label`` is the verdict."""
+    """A cell's speed-up with its interval (None for one pair) and upper bound (None if unknown). ``label`` is its verdict.
+
+    That is the speed verdict of a passing cell, else the loss verdict.
+    """
 
     label: str
     colour: int
@@ -187,8 +190,12 @@ def speed_chart(results: Sequence[CellResult]) -> SpeedChart | None:
     bars = []
     for result, speed in timed[:MAXIMUM_BARS]:
         assert speed and result.verdict
-        label = speed.verdict if result.passes else result.verdict.verdict
-        colour = SPEED_COLOURS.get(label, FAILING) if result.passes else FAILING
+        loss = result.verdict.verdict
+        label, colour = (
+            (speed.verdict, SPEED_COLOURS[speed.verdict])
+            if result.passes
+            else (f"loss {loss}", FAILING if loss == "DIVERGED" else UNDECIDED)
+        )
         bars.append(SpeedBar(label, colour, result.name, speed.ratio, speed.low, speed.high, _upper_bound(result)))
     if not bars:
         return None

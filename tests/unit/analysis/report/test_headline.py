@@ -11,7 +11,7 @@ import pytest
 from analysis.limits.speedup_bound import EagerStep, SpeedupBound
 from analysis.memory.peaks import CellMemory, PhasePeak
 from analysis.records.run import EndedAttempt, Run
-from analysis.report.charts import FAILING, SPEED_COLOURS, speed_chart
+from analysis.report.charts import FAILING, SPEED_COLOURS, UNDECIDED, speed_chart
 from analysis.report.headline import headline
 from analysis.report.plots import draw
 from analysis.report.summary import summarise
@@ -210,10 +210,12 @@ def test_the_picture_of_speed_ups_has_the_verdict_as_colour_and_the_upper_bound(
     bounded = replace(bounded, name="A1", speed=replace(bounded.speed, bound=SpeedupBound(step)))
     waits = replace(bounded, speed=replace(bounded.speed, bound=SpeedupBound(replace(step, communicates=True))))
     diverged = cell("local", "DIVERGED", speed("FASTER", 3.0, pairs=1))
-    chart = speed_chart([bounded, waits, diverged, cell("full_iteration", "BITWISE")])
+    unsure = cell("torch", "INCONCLUSIVE", speed("FASTER"))
+    chart = speed_chart([bounded, waits, diverged, cell("full_iteration", "BITWISE"), unsure])
     assert chart is not None and chart.right >= 3.3
     assert [(bar.label, bar.colour, bar.bound) for bar in chart.bars] == [
-        ("FASTER", SPEED_COLOURS["FASTER"], 1.25), ("FASTER", SPEED_COLOURS["FASTER"], 20 / 15.5), ("DIVERGED", FAILING, None),
+        ("FASTER", SPEED_COLOURS["FASTER"], 1.25), ("FASTER", SPEED_COLOURS["FASTER"], 20 / 15.5),
+        ("loss DIVERGED", FAILING, None), ("loss INCONCLUSIVE", UNDECIDED, None),
     ]  # fmt: skip
     assert (chart.bars[0].name, chart.bars[0].low, chart.bars[2].low) == ("A1", 1.11, None)
     assert draw(chart).startswith(b"\x89PNG")
