@@ -67,25 +67,24 @@ class CurveFiles:
 
     @property
     def steps(self) -> Integers:
-        """The steps that every file should have: those of the longest file.
+        """The steps that every file should have: those of any file.
 
         Raises:
-            CurveError: they and the skipped ones are not evenly spaced.
+            CurveError: they and the skipped ones are not evenly spaced, or those of the longest file are not in order.
         """
         name, curve = max(self.curves.items(), key=lambda item: len(item[1].steps))
-        skipped = sorted(curve.skipped.difference(curve.steps.step.tolist()))
-        step = np.insert(curve.steps.step, np.searchsorted(curve.steps.step, skipped), skipped)
+        found = curve.steps.step
+        if (back := np.flatnonzero(np.diff(found) <= 0)).size:
+            fix = "keep one line of each step, of one rank, and number the steps of all epochs on"
+            raise CurveError(f"{name}: step {found[back[0] + 1]} follows step {found[back[0]]}; {fix}")
+        every: Integers = np.unique(np.concatenate([one.steps.step for one in self.curves.values()]))
+        skipped = sorted(set[int]().union(*(one.skipped for one in self.curves.values())))
+        step = np.union1d(every, np.array(skipped, every.dtype))
         strides = np.diff(step)
-        odd = np.flatnonzero((strides != np.median(strides)) | (strides <= 0)) if strides.size else strides
-        if odd.size:
-            at = int(odd[0])
-            fix = (
-                "steps must be evenly spaced"
-                if strides[at] > 0
-                else "keep one line of each step, of one rank, and number the steps of all epochs on"
-            )
-            raise CurveError(f"{name}: step {step[at + 1]} follows step {step[at]}; {fix}")
-        return curve.steps.step
+        if strides.size and (odd := np.flatnonzero(strides != np.median(strides))).size:
+            text = f"step {step[odd[0] + 1]} follows step {step[odd[0]]}; steps must be evenly spaced"
+            raise CurveError(f"{name}: {text}")
+        return every
 
     def first_after(self, capture_step: int | None) -> int:
         """Return the index of the first step after ``capture_step``, or 0 if it is None."""

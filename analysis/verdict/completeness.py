@@ -48,8 +48,13 @@ def check_complete(
     one_sided = _one_sided(eager, graphed, expected, first, shared, metrics) if shared > first else None
     if one_sided:
         return one_sided
-    gap = next((f"{name}: {gap}" for name, steps in curves.items() if (gap := incomplete(steps, expected))), "")
-    if gap and not (shared > first and _ended_together(list(curves.values()), shared, metrics)):
+    gaps = [
+        next((f"{name}: {gap}" for name, steps in side.items() if (gap := incomplete(steps, expected))), "")
+        for side in (eager, graphed)
+    ]
+    if (gap := "; ".join(filter(None, gaps))) and not (
+        shared > first and _ended_together(list(curves.values()), shared, metrics)
+    ):
         return IncompleteCurve(gap, _AGAIN)
     if shared <= first:
         return IncompleteCurve("no step ran after the capture", "train for more steps")

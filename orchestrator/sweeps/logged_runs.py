@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.curves.curve import Curve, CurveError
+from analysis.curves.curve import Curve
 from analysis.curves.curve_files import CurveFiles
 from launch.common.atomic_files import JsonLines, write_json
 from launch.common.redact import redact
@@ -24,7 +24,7 @@ def write_logged_runs(sweep: SweepPaths, plan: Plan, files: CurveFiles, first: i
         first: the index of the first compared step.
 
     Raises:
-        CurveError: a file has steps that others lack.
+        CurveError: steps are not evenly spaced.
         SystemFault: the store cannot be written to.
     """
     with report_disk_errors(sweep):
@@ -42,9 +42,6 @@ def _write_attempt(
     attempt: AttemptPaths, graphed: bool, first: int, name: str, curve: Curve, files: CurveFiles
 ) -> None:
     numbers = np.searchsorted(files.steps, curve.steps.step)
-    strange = files.steps.take(numbers, mode="clip") != curve.steps.step
-    if strange.any():
-        raise CurveError(f"{name}: step {curve.steps.step[int(strange.argmax())]} is not in the longest file")
     attempt.metrics.unlink(missing_ok=True)
     attempt.events(0).unlink(missing_ok=True)
     with JsonLines(attempt.metrics) as lines:

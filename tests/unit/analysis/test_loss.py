@@ -756,7 +756,7 @@ def megatron_log(path: Path, skipped: int, named: int | None = None) -> Path:
     ("of_graphed", "named", "said"),
     [
         (7, 7, "EQUIVALENT"),
-        (8, 8, "step 8 missing of 119; step 7 not expected"),
+        (8, 8, "e.log: step 7 missing of 120"),
         (7, None, "step 8 follows step 6; steps must be evenly spaced"),
     ],
     ids=["the same step", "another step", "nothing says why"],

@@ -186,6 +186,16 @@ def test_margins_of_logs_are_chosen(tmp_path: Path) -> None:
         assert found and found.verdict == verdict
 
 
+def test_a_log_that_lacks_another_step_than_the_eager_ones_is_incomparable(tmp_path: Path) -> None:
+    """As in analysis.loss: loss scaling skipped another step."""
+    eager, graphed = [log(tmp_path / f"{seed}.jsonl", seed) for seed in (1, 2)], log(tmp_path / "g.jsonl", 3)
+    for path, missing in zip((*eager, graphed), (50, 50, 51), strict=True):
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(lines[:missing] + lines[missing + 1 :]))
+    found = judged(tmp_path, eager, [graphed]).verdict
+    assert found and found.verdict == "INCOMPARABLE" and f"step 50 missing of {STEPS}" in found.reason
+
+
 def test_a_norm_that_graphs_turn_into_nan_is_judged(tmp_path: Path) -> None:
     eager = [log(tmp_path / f"{seed}.jsonl", seed) for seed in (1, 2)]
     broken = tmp_path / "broken.jsonl"
