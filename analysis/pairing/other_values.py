@@ -30,8 +30,10 @@ def doubt_values(rank: int, graphed: StateChanges, eager: Sequence[StateChanges]
     """Return INCONCLUSIVE if several ``eager`` runs agree on values of ``rank`` from which the ``graphed`` run is far."""
     if len(eager) < 2:
         return None
-    if len({one.counters for one in eager}) == 1 and graphed.counters != eager[0].counters:
-        return _doubt(f"counters among buffers of rank {rank} end with other numbers than in eager runs, which agree")
+    agreed = set.intersection(*({*one.counters.items()} for one in eager))
+    if others := sorted(f"{name} is {number} there" for name, number in agreed if graphed.counters.get(name) != number):
+        told = listed(others, _MOST_NAMED)
+        return _doubt(f"counters among buffers of rank {rank} end with other numbers than in eager runs: {told}")
     found = {name: share for name, share in _shares(graphed, eager).items() if share}
     if not found:
         return None

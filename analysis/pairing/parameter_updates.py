@@ -88,21 +88,19 @@ def doubt_updates(eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) 
     It doubts only a pass. ``repeats`` are all comparable eager runs.
     """
     for rank, (own, found) in _known_changes([eager, *repeats], graphed).items():
-        doubt = (
-            _doubt_parameters(rank, own, found) or _doubt_tensors(rank, own, found) or doubt_values(rank, own, found)
-        )
+        doubt = _doubt_unchanged(rank, own, found) or _doubt_tensors(rank, own, found) or doubt_values(rank, own, found)
         if doubt:
             return doubt
     return None
 
 
-def _doubt_parameters(rank: int, own: StateChanges, eager: Sequence[StateChanges]) -> Verdict | None:
+def _doubt_unchanged(rank: int, own: StateChanges, eager: Sequence[StateChanges]) -> Verdict | None:
     if len(own.unchanged) <= max(len(one.unchanged) for one in eager):
         return None
     # Names may differ if only one side wraps its modules, so numbers decide.
     names = sorted({*own.unchanged}.difference(*(one.unchanged for one in eager))) or own.unchanged
     reason = (
-        f"parameters of rank {rank} stay as they were after the capture, but change in eager runs: "
+        f"from the middle of the run on, tensors of rank {rank} stay as they were, but change in eager runs: "
         f"{listed(names, _MOST_NAMED)}. Losses hardly depend on them, so agreeing curves prove little"
     )
     return Verdict("INCONCLUSIVE", reason, _CAPTURE)

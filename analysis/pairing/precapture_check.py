@@ -30,7 +30,10 @@ def check_phases(graphed: Steps, spec: RunSpec) -> Verdict | None:
     before, after = graphed.phase[:at], graphed.phase[at + 1 :]
     if spec.engine == "command":
         before = before[~np.isin(before, ("capture", "settle"))]
-    checked = np.isin(graphed.step[at + 1 :], spec.steps_after_checks)
+        # The observer digests the state before this step. It does not if the program captures later.
+        checked = (after == "check") & (graphed.step[at + 1 :] == spec.middle)
+    else:
+        checked = np.isin(graphed.step[at + 1 :], spec.steps_after_checks)
     if not (
         (before == "warmup").all()
         and np.isin(after[~checked], ("settle", "measure")).all()

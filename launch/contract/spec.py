@@ -416,6 +416,11 @@ class RunSpec:
         return self.cuda_graph.warmup_steps + 1 + SETTLE_STEPS
 
     @property
+    def middle(self) -> int:
+        """The step before which the observer of a user's program digests the state once more, if steps are measured then."""
+        return self.training.steps // 2
+
+    @property
     def checked_steps(self) -> tuple[int, ...]:
         """The steps with a step check: the first one after the capture, the last one, and others evenly between."""
         first, last = self.first_compared, (self.layer_check_steps or self.training.steps) - 1

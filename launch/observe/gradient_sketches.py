@@ -82,7 +82,7 @@ def _names_in_modules(wanted: Collection[int]) -> dict[int, str]:
             for key in (id(parameter), id(getattr(parameter, "main_param", None))):
                 if key in wanted and len(name) > len(names.get(key, "")):
                     names[key] = name
-    return {key: _plain(name) for key, name in names.items()}
+    return {key: plain_name(name) for key, name in names.items()}
 
 
 def longest_names() -> dict[tuple[int, str], str]:
@@ -93,13 +93,13 @@ def longest_names() -> dict[tuple[int, str], str]:
             if len(path) >= len(paths.get(id(module), "")):
                 paths[id(module)] = path
     return {
-        (id(module), name): _plain(f"{paths.get(id(module), '')}.{name}").removeprefix(".")
+        (id(module), name): plain_name(f"{paths.get(id(module), '')}.{name}").removeprefix(".")
         for module in modules_of_process()
         for name in (*module._parameters, *module._buffers)
     }
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     for prefix in _PREFIXES:
         name = name.replace(prefix, "")
     return name

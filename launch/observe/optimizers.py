@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -24,15 +25,20 @@ class Optimizers:
         self._names: dict[int, str] = {}
         """The names of parameters by their ids."""
         self._other_state: OtherState | None = None
+        self._since = 0
+        """The number of steps before it."""
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         self.seen[id(optimizer)] = optimizer
 
     def sketch(self, optimizer: torch.optim.Optimizer) -> tuple[GradientSketch, ...]:
         """Return sketches of the gradients of ``optimizer``. The host waits."""
-        if unnamed := [one for one in _parameters([optimizer]) if id(one) not in self._names]:
-            self._names |= parameter_names(unnamed, {*self._names.values()})
+        self._name(_parameters([optimizer]))
         return tuple(sketch(optimizer, self._names))
+
+    def _name(self, parameters: Iterable[torch.Tensor]) -> None:
+        if unnamed := [one for one in parameters if id(one) not in self._names]:
+            self._names |= parameter_names(unnamed, {*self._names.values()})
 
     def norm(self) -> torch.Tensor | None:
         """Return the norm of this rank's own parts of all gradients, or None if there are none."""
@@ -55,18 +61,35 @@ class Optimizers:
         except _NO_DIGEST as error:
             recorder.note(f"parameters have no digest, so it is unknown whether they change: {error}")
 
-    def digest_other_state(self, recorder: Recorder, *, last: bool = False) -> None:
-        """Remember the state that no optimizer steps. The ``last`` time, write a digest of what has changed of it."""
+    def digest_other_state(self, recorder: Recorder, step: int) -> None:
+        """Remember the parameters, and the state that no optimizer steps, after ``step`` steps."""
         # A step without a known optimizer may step any parameter.
-        if not (stepped := [*_parameters(self.seen.values())]):
-            return
-        try:
-            if not last:
-                self._other_state = OtherState(stepped)
-            elif self._other_state:
-                recorder.write("other_state", changes=self._other_state.changes(stepped, self._names))
-        except _NO_DIGEST as error:
-            recorder.note(f"buffers have no digest, so it is unknown whether they change: {error}")
+        if stepped := [*_parameters(self.seen.values())]:
+            with _noting(recorder):
+                self._other_state, self._since = OtherState(stepped), step
+
+    def digest_middle(self, recorder: Recorder) -> None:
+        """Remember which of it has changed until now."""
+        if self._other_state:
+            with _noting(recorder):
+                self._other_state.digest_middle([*_parameters(self.seen.values())])
+
+    def write_changes(self, recorder: Recorder, step: int) -> None:
+        """Write what of it has changed."""
+        if self._other_state:
+            with _noting(recorder):
+                self._name(stepped := [*_parameters(self.seen.values())])
+                changes = self._other_state.changes(stepped, self._names, step - self._since)
+                recorder.write("other_state", changes=changes)
+
+
+@contextmanager
+def _noting(recorder: Recorder) -> Iterator[None]:
+    """Note that tensors have no digest."""
+    try:
+        yield
+    except _NO_DIGEST as error:
+        recorder.note(f"buffers have no digest, so it is unknown whether they change: {error}")
 
 
 def identity(optimizer: torch.optim.Optimizer) -> int:

@@ -7,50 +7,70 @@ a parameter on which the loss depends little.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from zlib import crc32
 
 import torch
 from torch import nn
 
+from launch.common.grouped import grouped
 from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
 from launch.contract.records.state_changes import ChangedTensor, StateChanges
 from launch.contract.spec_ids import digest
 from launch.observe.gradient_sketches import longest_names, own_part, sketch_values
 from launch.observe.modules import modules_of_process
+from launch.observe.weight_copies import weight_copies
 from launch.train.telemetry.parameter_digest import digest_parameters
 
 _Place = tuple[int, str]
-"""The id of a module, and a name in it. A program may replace a tensor by a new one."""
+"""The id of a module, and a name in it, because a program may replace a tensor by a new one. Copies of weights have id 0."""
+_Kept = list[tuple[_Place, torch.Tensor]]
 
 
 class OtherState:
-    """The state at one moment. ``stepped`` are the parameters that optimizers step."""
+    """The state at two moments, the first one and the middle. ``stepped`` are the parameters that optimizers step."""
 
     def __init__(self, stepped: Sequence[torch.Tensor]) -> None:
-        self._parameters = _digests_of(stepped)
-        self._before = _digests(kept := _kept_tensors(stepped))
-        self._sketches = _sketches(kept)
-
-    def changes(self, stepped: Sequence[torch.Tensor], names: Mapping[int, str]) -> StateChanges:
-        """Return what has changed since that moment, and what has not. ``names`` maps ids of parameters to names.
-
-        It leaves constants out, and modules that came later. So extra modules of a compiled program do not change it.
-        """
         kept = _kept_tensors(stepped)
-        now = _digests(kept)
-        found = {place: last for place, last in now.items() if self._before.get(place, last) != last}
-        counters = sorted(last for place, last in found.items() if _is_counter(kept[place]))
+        self._before = self._middle = grouped(_digests(kept))
+        self._sketches = grouped(_sketches(kept))
+        self._counters = {place: int(tensor) for place, tensor in kept if _is_counter(tensor)}
+        self._parameters = _digests_of(stepped)
+
+    def digest_middle(self, stepped: Sequence[torch.Tensor]) -> None:
+        self._middle, self._parameters = grouped(_digests(_kept_tensors(stepped))), _digests_of(stepped)
+
+    def changes(self, stepped: Sequence[torch.Tensor], names: Mapping[int, str], steps: int) -> StateChanges:
+        """Return what has changed in the ``steps`` since the first moment, and what has not changed since the middle.
+
+        ``names`` maps ids of parameters to names. Leave out constants, and modules that came later. So extra modules of a
+        compiled program do not change the result.
+        """
+        kept, paths = _kept_tensors(stepped), longest_names()
+        found = [
+            (place, tensor, last)
+            for (place, tensor), (_, last) in zip(kept, _digests(kept), strict=True)
+            if last not in self._before.get(place, [last])
+        ]
+        counters: Counter[str] = Counter()
+        for place, tensor, _ in found:
+            if _is_counter(tensor) and (int(tensor) - self._counters.get(place, 0)) % max(steps, 1) == 0:
+                counters[paths.get(place, place[1])] += int(tensor)
         changed = [
-            ChangedTensor(one, self._sketches[place].distance(one))
-            for place, one in _sketches({place: kept[place] for place in found}).items()
+            ChangedTensor(one, min(before.distance(one) for before in self._sketches[place]))
+            for place, one in _sketches([(place, tensor) for place, tensor, _ in found])
             if place in self._sketches
         ]
         changed.sort(key=lambda one: (one.last.name, one.last.norm))
-        parameters = _digests_of(stepped)
-        unchanged = [names.get(key, "") for key, last in parameters.items() if self._parameters.get(key) == last]
+        unchanged = [names[key] for key, last in _digests_of(stepped).items() if self._parameters.get(key) == last]
+        unchanged += [paths.get(place, place[1]) for place, _, last in found if last in self._middle.get(place, ())]
         return StateChanges(
-            digest(sorted(found.values())), len(found), digest(counters), tuple(changed), tuple(sorted(unchanged))
+            digest=digest(sorted(last for *_, last in found)),
+            tensors=len(found),
+            counters=counters,
+            values=tuple(changed),
+            unchanged=tuple(sorted(unchanged)),
         )
 
 
@@ -58,29 +78,29 @@ def _digests_of(parameters: Sequence[torch.Tensor]) -> dict[int, str]:
     return {id(one): digest_parameters([own_part(one.detach())]) for one in parameters}
 
 
-def _digests(kept: Mapping[_Place, torch.Tensor]) -> dict[_Place, str]:
-    return {place: digest_parameters([tensor]) for place, tensor in kept.items()}
+def _digests(kept: _Kept) -> list[tuple[_Place, str]]:
+    return [(place, digest_parameters([tensor])) for place, tensor in kept]
 
 
-def _sketches(kept: Mapping[_Place, torch.Tensor]) -> dict[_Place, GradientSketch]:
-    """Return sketches of floats. Signs depend on the name, which is the same in every run."""
-    paths, found = longest_names(), {}
-    for place, tensor in kept.items():
+def _sketches(kept: _Kept) -> Iterator[tuple[_Place, GradientSketch]]:
+    """Yield sketches of floats. Signs depend on the name, which is the same in every run."""
+    paths = longest_names()
+    for place, tensor in kept:
         if tensor.is_floating_point():
             name = paths.get(place, place[1])
             row = sketch_values(tensor, crc32(name.encode())).tolist()
             if all(map(math.isfinite, row)):
-                found[place] = GradientSketch(name, row[0], tuple(row[1 : 1 + PROJECTIONS]))
-    return found
+                yield place, GradientSketch(name, row[0], tuple(row[1 : 1 + PROJECTIONS]))
 
 
 def _is_counter(tensor: torch.Tensor) -> bool:
     return tensor.numel() == 1 and not tensor.is_floating_point() and not tensor.is_complex()
 
 
-def _kept_tensors(stepped: Sequence[torch.Tensor]) -> dict[_Place, torch.Tensor]:
-    ids = {*map(id, stepped)}
-    return {(id(module), name): tensor for module in modules_of_process() for name, tensor in _kept(module, ids)}
+def _kept_tensors(stepped: Sequence[torch.Tensor]) -> _Kept:
+    ids, modules = {*map(id, stepped)}, modules_of_process()
+    of_modules = [((id(module), name), one) for module in modules for name, one in _kept(module, ids)]
+    return of_modules + [((0, name), one.detach()) for name, one in weight_copies(stepped, modules)]
 
 
 def _kept(module: nn.Module, stepped: set[int]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,14 +1,14 @@
 """The events that a rank records during a run: events/rank<r>.jsonl.
 
-Every event has time (seconds since the epoch), kind, phase and step. The kinds are "enter" (a phase begins; the first also has
-the rank's pid and the identity of launch.contract.records.identity), "phase" (a phase ended: memory, clocks, seconds),
-"choices" (what the engine chose), "capture" and "proof" (GraphStats), "parameters" (digest: of the rank's parameters before the
-first step after the capture, and after the last step), "other_state" (StateChanges as changes: the buffers, and the parameters
-that no optimizer steps, that a user's program has changed after its second step from the capture on, and the parameters that
-optimizers step but have not changed), "gradients" (StepSketch),
-"announced" (a user's program announces its first step: the rank's sketches and digests before it do not count, because their
-steps were counted otherwise), "step_check" (StepCheck), "probe" (Probe; LastStep or null as last_step; Kernels or null as
-kernels), "inspection" (Inspection), "rates" (GpuRates), "note" (message) and "exception" (type, message, traceback).
+Every event has time (seconds since the epoch), kind, phase and step. The kinds are "enter" (a phase begins; the first also
+has the rank's pid and the identity of launch.contract.records.identity), "phase" (a phase ended: memory, clocks, seconds),
+"choices" (what the engine chose), "capture" and "proof" (GraphStats), "parameters" (digest: of the rank's parameters before
+the first step after the capture, and after the last step), "other_state" (StateChanges as changes: the buffers, and the
+parameters that no optimizer steps, that a user's program has changed after its second step from the capture on, and what it
+has not changed since the middle of the run), "gradients" (StepSketch), "announced" (a user's program announces its first
+step: the rank's sketches and digests before it do not count, because their steps were counted otherwise), "step_check"
+(StepCheck), "probe" (Probe; LastStep or null as last_step; Kernels or null as kernels), "inspection" (Inspection), "rates"
+(GpuRates), "note" (message) and "exception" (type, message, traceback).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launch.contract.paths import AttemptPaths
 
 Phase = Literal["init", "build", "warmup", "capture", "settle", "measure", "probe", "teardown"]
 StepPhase = Phase | Literal["check"]
-"""The phase of a step. Steps that a step check may slow down have phase "check", while the rank stays in "measure"."""
+"""The phase of a step. Steps that a step check or a digest may slow down have phase "check", while the rank stays in "measure"."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
 """The phases that the eager baseline has too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launch.common.typed_json import Amount, Count
@@ -22,9 +23,10 @@ class StateChanges:
 
     digest: str
     tensors: Count
-    counters: str
-    """A digest of the last values of those that are one whole number, such as a number of batches. Rounding changes none."""
+    counters: Mapping[str, int]
+    """The last values of whole numbers that grew by the same in each step on average, such as numbers of batches. Rounding changes
+    numbers that depend on routing, but these hardly grow by a multiple of the steps."""
     values: tuple[ChangedTensor, ...]
     """Those that are floats. Several modules may use one name."""
     unchanged: tuple[str, ...]
-    """The names of the parameters that an optimizer steps, but that have not changed."""
+    """The names of what has not changed since the middle of the run: parameters that an optimizer steps, and changed tensors."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from launch.common.atomic_files import JsonLines
 from launch.contract.errors import ProgramError
-from launch.contract.records.events import Phase
+from launch.contract.records.events import StepPhase
 from launch.contract.records.step_metrics import METRICS, Metric, StepMetrics
 from launch.contract.spec import RunSpec
 from launch.frameworks.command_line import observed_steps
@@ -38,7 +38,7 @@ class StepLines:
         self.last = observed_steps(spec)
         self._rank, self._spec, self._steps_from = rank, spec, steps_from
         self._tokens = spec.training.global_batch_size * spec.training.sequence_length
-        self._waiting: deque[tuple[Moment, Phase]] = deque()
+        self._waiting: deque[tuple[Moment, StepPhase]] = deque()
         """The end and the phase of each step that is not written."""
         self._before: Moment | None = None
         """The end of the last step that is written."""
@@ -61,7 +61,7 @@ class StepLines:
         """Whether this rank must write the metrics, as rank 0 or in its place."""
         return self._rank.number == 0 or self._file is not None
 
-    def end_step(self, moment: Moment, phase: Phase) -> None:
+    def end_step(self, moment: Moment, phase: StepPhase) -> None:
         if phase == "capture":
             self._unsettle()
         self._waiting.append((moment, phase))

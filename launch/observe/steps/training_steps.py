@@ -84,8 +84,9 @@ class TrainingSteps:
 
     @property
     def left(self) -> int:
-        """Return the number of steps until the last timed one has ended."""
-        return self._spec.training.steps - self.phases.steps
+        """Return the number of steps until the state is digested, in the middle or after the last timed step."""
+        ended, middle = self.phases.steps, self._spec.middle
+        return (middle if ended < middle else self._spec.training.steps) - ended
 
     @property
     def shows_norm(self) -> bool:
@@ -191,7 +192,8 @@ class TrainingSteps:
         self.own_time.end_step(moment.own_seconds, timed=phase == "measure")
         if phase != "measure" or not spec.graphed:
             self._graphs.graphs += graphs
-        self.lines.end_step(moment, phase)
+        # The digest in the middle slows the step after it down, so speeds leave that step out.
+        self.lines.end_step(moment, "check" if phase == "measure" and phases.steps == spec.middle + 1 else phase)
         if spec.perturbed:
             self._perturb(recorder)
         if phases.steps == spec.training.steps:
@@ -201,7 +203,9 @@ class TrainingSteps:
                 self.optimizers.write_digest(recorder)
             elif phases.phase == "settle":
                 # A step later, because a program may average its weights after what ends its step.
-                self.optimizers.digest_other_state(recorder)
+                self.optimizers.digest_other_state(recorder, phases.steps)
+            elif phases.phase == "measure" and phases.steps == spec.middle:
+                self.optimizers.digest_middle(recorder)
             recorder.enter(phases.phase, phases.steps)
         elif self._inspected is not None:
             self._inspected.end_step()
@@ -219,7 +223,7 @@ class TrainingSteps:
         """Write the proof of replay after the last timed step, and begin profiling."""
         recorder.enter("probe", self.phases.steps)
         self.optimizers.write_digest(recorder)
-        self.optimizers.digest_other_state(recorder, last=True)
+        self.optimizers.write_changes(recorder, self.phases.steps)
         recorder.write("proof", graphs=self._graphs.stats(self.phases))
         if cost := self.own_time.describe():
             recorder.note(cost)

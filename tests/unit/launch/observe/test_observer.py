@@ -106,7 +106,9 @@ def test_steps_losses_and_norms_are_seen_whatever_shows_them(
         before, after = ([one.grad_norm for one in run.steps[1:]] for run in (plain, seen))
         assert after == pytest.approx(before)
     assert [one.loss for one in seen.steps] == pytest.approx([one.loss for one in plain.steps])
-    assert [one.phase for one in seen.steps] == ["warmup"] * 3 + ["settle"] * 2 + ["measure"] * (STEPS - 5)
+    assert [one.phase for one in seen.steps] == ["warmup"] * 3 + ["settle"] * 2 + ["measure", "check"] + ["measure"] * (
+        STEPS - 7
+    )
     assert all(one.step_time_ms > 0 for one in seen.steps[1:])
     (choices,) = seen.events("choices")
     assert (choices["choices"]["loss"], choices["choices"]["grad_norm"]) == (loss, norm)
@@ -235,7 +237,9 @@ def test_a_rank_that_reports_alone_waits_for_no_other(tmp_path: Path, norm: str,
 def test_a_compiled_program_shows_in_which_step_it_compiled(tmp_path: Path) -> None:
     seen = observe(tmp_path, PROGRAM, spec_of(graphed=True))
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
-    assert [one.phase for one in seen.steps] == ["capture", "settle", "settle"] + ["measure"] * (STEPS - 3)
+    assert [one.phase for one in seen.steps] == ["capture", "settle", "settle"] + ["measure"] * 3 + ["check"] + [
+        "measure"
+    ] * (STEPS - 7)
     (proof,) = seen.events("proof")
     assert proof["graphs"]["impl"] == "command" and proof["graphs"]["graphs"] == 1
     assert proof["graphs"]["recompilations"] == 0

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.launch.observe.observed import PROGRAM, observe, spec_of
+from tests.unit.launch.observe.observed import PROGRAM, STEPS, observe, spec_of
 
-NORMED = PROGRAM.replace("torch.nn.Linear(4, 2)", "torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))")
+NORMED = PROGRAM.replace(
+    "torch.nn.Linear(4, 2)", "torch.nn.Sequential(torch.nn.Linear(4, 2, False), torch.nn.BatchNorm1d(2))"
+)
 AVERAGED = (
     PROGRAM.replace("data =", "ema = torch.optim.swa_utils.AveragedModel(model)\ndata =")
     + "    ema.update_parameters(model)\n"
@@ -16,12 +18,25 @@ AVERAGED = (
 SCRATCH = PROGRAM.replace(
     "optimizer =", "model.register_buffer('scratch', torch.ones(1), persistent=False)\noptimizer ="
 )
+SLOW = PROGRAM.replace("lr=0.1", "lr=0.01")
+LISTED = SLOW.replace("data =", "ema = [one.detach().clone() for one in model.parameters()]\ndata =") + (
+    "    with torch.no_grad(): [one.lerp_(weight, 0.1) for one, weight in zip(ema, model.parameters())]\n"
+)
+RENEWED = SLOW.replace("data =", "ema = {name: one.clone() for name, one in model.state_dict().items()}\ndata =") + (
+    "    ema = {name: 0.9 * ema[name] + 0.1 * one for name, one in model.state_dict().items()}\n"
+)
+NO_COPIES = LISTED.replace(".clone()", "").replace(
+    "    with", "    gradients = [weight.grad.clone() for weight in model.parameters()] #"
+)
 PROGRAMS = {
     "none": (PROGRAM, False),
     "running statistics": (NORMED, True),
     "frozen statistics": (NORMED.replace("    loss =", "    model.eval()\n    loss ="), False),
     "averaged weights": (AVERAGED, True),
     "weights that are averaged once": (AVERAGED.replace("    ema", "    if number == 0: ema"), False),
+    "a list of averaged weights": (LISTED, True),
+    "new averaged weights in each step": (RENEWED, True),
+    "lists of weights and of gradients": (NO_COPIES, False),
     "a parameter that is never updated": (
         PROGRAM.replace("    optimizer.step()", "    model.bias.grad = None\n    optimizer.step()"),
         False,
@@ -45,4 +60,24 @@ def test_a_digest_shows_whether_state_changes_after_the_capture(tmp_path: Path, 
     assert found[0]["unchanged"] == (["bias"] if name == "a parameter that is never updated" else []), found
     names = {one["last"]["name"] for one in found[0]["values"]}
     floats = {"running statistics": {"1.running_mean", "1.running_var"}, "averaged weights": {"weight", "bias"}}
+    copies = {"copy of weight", "copy of bias"}
+    floats |= {"a list of averaged weights": copies, "new averaged weights in each step": copies}
     assert names == floats.get(name, set()), found
+
+
+STOPPING = {
+    "parameters": (PROGRAM.replace("    optimizer.step()", "    if number >= 5: model.bias.grad = None\n    optimizer.step()"), {"bias"}),
+    "running statistics": (NORMED.replace("    loss =", "    model[1].train(number < 5)\n    loss ="),
+        {"1.running_mean", "1.running_var", "1.num_batches_tracked"}),
+    "a list of averaged weights": (LISTED.replace("    with", "    if number < 5:\n     with"), {"copy of weight", "copy of bias"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STOPPING)
+def test_the_digest_in_the_middle_shows_what_stops_changing_before_it(tmp_path: Path, name: str) -> None:
+    program, names = STOPPING[name]
+    for compiled in (False, True):
+        seen = observe(tmp_path / str(compiled), program, spec_of(graphed=compiled))
+        (event,) = seen.events("other_state")
+        assert {*event["changes"]["unchanged"]} == names, event
+        assert [one.step for one in seen.steps if one.phase == "check"] == [STEPS // 2]
