@@ -334,7 +334,8 @@ def _other_cause(window: ComparisonWindow) -> str:
         if abs(mean.value) - mean.half_width > margin:
             of_mean = f"{mean.value:.3g} +- {mean.half_width:.3g}"
             return f"the mean difference of the {METRIC_NAMES[tested.metric]} is {of_mean}, beyond the margin of {margin:g}"
-        if drift := _describe_drift(window, tested, SURE_DRIFT):
+        noisy = floor is not None and not floor.of(tested.metric) <= margin
+        if drift := _describe_drift(window, tested, SURE_DRIFT if noisy else 1.0):
             return drift
     return _describe_unlearnt(window)
 

@@ -650,6 +650,15 @@ def test_another_start_is_found_despite_noise(step: int, size: float) -> None:
     assert found and f"at step {step}," in found.reason
 
 
+def test_noise_that_grows_until_the_end_does_not_hide_another_start() -> None:
+    generator = np.random.default_rng(0)
+    growth = 1e-5 * np.minimum(10.0 ** (np.arange(STEPS) / 20), 1e4)
+    eager = [replace(curve(), loss=curve().loss + growth * generator.normal(size=STEPS)) for _ in range(2)]
+    other = moved(curve(graphed=True), 0, loss=0.02)
+    found = check_agreement(eager, [other], CAPTURE, MARGINS, equal=False)
+    assert found and "at step 0," in found.reason
+
+
 @pytest.mark.parametrize(("drift", "least", "most"), [(0.0, 29, 30), (0.04, 0, 0)])
 def test_noise_beyond_the_margin_explains_a_slight_drift_and_no_large_one(drift: float, least: int, most: int) -> None:
     generator = np.random.default_rng(0)
@@ -659,3 +668,21 @@ def test_noise_beyond_the_margin_explains_a_slight_drift_and_no_large_one(drift:
         graphed = [noisy_curve(generator, 0.01, graphed=True, drift=drift) for _ in range(3)]
         explained += of_repeats(graphed, eager).noisy
     assert least <= explained <= most
+
+
+def test_noise_within_the_margin_explains_no_significant_drift() -> None:
+    """The rise of the loss is 1.7 half widths."""
+    generator = np.random.default_rng(0)
+
+    def slow(drift: float = 0.0, *, graphed: bool = False) -> Steps:
+        noise = generator.normal(size=STEPS)
+        for step in range(1, STEPS):
+            noise[step] = 0.9 * noise[step - 1] + 0.44 * noise[step]
+        steps = curve(graphed=graphed)
+        return replace(steps, loss=steps.loss + 2e-4 * noise + drift * np.arange(STEPS) / STEPS)
+
+    eager, graphed = [slow() for _ in range(3)], [slow(0.001, graphed=True) for _ in range(3)]
+    found = of_repeats(graphed, eager)
+    assert found.evidence and found.evidence.noise_floor and found.evidence.noise_floor.loss < MARGINS.loss
+    assert (found.verdict, found.noisy) == ("INCONCLUSIVE", False), found.reason
+    assert "the loss drifts" in found.reason
