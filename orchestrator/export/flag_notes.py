@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from launch.contract.spec import RunSpec
 from launch.megatron_config.absent_fields import absent_field
 from launch.megatron_config.field_names import FIELDS
+from launch.support.rule import field_value
 from orchestrator.export import megatron_lm
 from orchestrator.export.flag_meanings import NEEDED, SWITCHES, VALUES
 from orchestrator.export.megatron_flags import Flags, each_flag, is_number, parse_flags, spell_flag
@@ -78,8 +79,7 @@ def _notes_on_missing(flags: Flags, exported: Flags, spec: RunSpec) -> Iterator[
         yield "--swiglu is not given; the recipe's activation is swiglu"
     for field, (name, *others) in ASSUMED.items():
         if flags.keys().isdisjoint((name, *others)):
-            section, _, key = field.partition(".")
-            yield f"{spell_flag(name)} is not given; the recipe has {field}={getattr(getattr(spec, section), key)}"
+            yield f"{spell_flag(name)} is not given; the recipe has {field}={field_value(spec, field)}"
 
 
 def _same(given: Sequence[str], exported: Sequence[str]) -> bool:

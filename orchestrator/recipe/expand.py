@@ -23,7 +23,7 @@ from launch.contract.spec import (
     Training,
 )
 from launch.megatron_config.absent_fields import absent_value
-from launch.support.rule import spell
+from launch.support.rule import field_value, spell
 from orchestrator.errors import input_error
 from orchestrator.recipe.aliases import canonical_place, canonical_values
 from orchestrator.recipe.command import command_of, graphs_axis
@@ -114,12 +114,12 @@ def filter_cells(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tu
         return tuple(cells)
     settings = [parse_setting(text) for text in selections]
     wanted = grouped(settings)
-    matching = [cell for cell in cells if all(_get_field(cell.spec, key) in wanted[key] for key in wanted)]
-    found = {key: [_get_field(cell.spec, key) for cell in matching] for key in wanted}
+    matching = [cell for cell in cells if all(field_value(cell.spec, key) in wanted[key] for key in wanted)]
+    found = {key: [field_value(cell.spec, key) for cell in matching] for key in wanted}
     if absent := {
         text: key for text, (key, value) in zip(selections, settings, strict=True) if value not in found[key]
     }:
-        present = {key: {spell(_get_field(cell.spec, key)) for cell in cells} for key in absent.values()}
+        present = {key: {spell(field_value(cell.spec, key)) for cell in cells} for key in absent.values()}
         values = "; ".join(f"{key} is {', '.join(sorted(values)[:12])}" for key, values in present.items())
         message = f"no {'selected ' * bool(matching)}cell has {' and '.join(absent)}"
         raise input_error("--only", message, f"in this recipe {values}")
@@ -163,11 +163,6 @@ def parse_setting(text: str, place: str = "--only") -> tuple[str, Any]:
         message, fix = absent_value(key, plain) or (f"{name} is {error}", one_of)
         raise input_error(place, f"{text}: {message}", fix) from None
     return name, canonical_values({"scope": converted})["scope"] if name == "cuda_graph.scope" else converted
-
-
-def _get_field(spec: RunSpec, name: str) -> Any:
-    section, _, key = name.partition(".")
-    return getattr(getattr(spec, section), key) if key else getattr(spec, section)
 
 
 class _Builder:
