@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from launch.common.atomic_files import RecordError, read_json
 from launch.contract.exit_codes import ExitCode
@@ -60,11 +61,8 @@ def track_report(sweep: SweepPaths, plan: Plan) -> str:
 
 def read_records_digest(sweep: SweepPaths) -> str:
     """Return the digest of the records behind the report on disk; "" if the report is missing or damaged."""
-    try:
-        whole = all((sweep.report / name).is_file() for name in ("report.md", "report.json"))
-        return str(read_json(sweep.report / "summary.json")["records"]) if whole else ""
-    except (FileNotFoundError, RecordError, KeyError, TypeError):
-        return ""
+    whole = all((sweep.report / name).is_file() for name in ("report.md", "report.json"))
+    return str(_read_summary(sweep, "records", "")) if whole else ""
 
 
 def read_needed_runs(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunState]) -> frozenset[str]:
@@ -73,10 +71,14 @@ def read_needed_runs(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunStat
     Return none if the report is missing or damaged.
     """
     unordered = plan.runs_if_needed - states.keys()
+    return unordered & set(_read_summary(sweep, "needed_runs", ())) if unordered else unordered
+
+
+def _read_summary(sweep: SweepPaths, name: str, missing: Any) -> Any:
     try:
-        return unordered & set(read_json(sweep.report / "summary.json")["needed_runs"]) if unordered else unordered
+        return read_json(sweep.report / "summary.json")[name]
     except (FileNotFoundError, RecordError, KeyError, TypeError):
-        return frozenset()
+        return missing
 
 
 def read_exit_code(sweep: SweepPaths, *, allow_empty: bool) -> ExitCode:
