@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from analysis.memory.extrapolation import Bytes, run_memory
+from analysis.memory.extrapolation import Bytes, fullest_run
 from analysis.memory.forecast import forecast
 from analysis.memory.measured_constants import MEASURED, SITE, Constants, unmeasured_settings
 from analysis.memory.term import total
@@ -96,9 +96,9 @@ def measured_cells(sweep: SweepPaths, plan: Plan) -> list[MeasuredCell]:
             or spec.fault.is_set
         ):
             continue
-        if runs := [memory for run_id in cell.repeat_ids if (memory := run_memory(sweep.run(run_id)))]:
-            phases = {phase: max((run[phase] for run in runs if phase in run), key=sum) for phase in runs[0]}
-            found.append(MeasuredCell(spec, len(runs), phases))
+        runs, phases = fullest_run(map(sweep.run, cell.repeat_ids))
+        if runs:
+            found.append(MeasuredCell(spec, runs, phases))
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -68,14 +68,9 @@ class ProgramRuns:
                 cells[value] = runs
         points: list[Point] = []
         for value in sorted(cells, key=lambda value: (abs(value - wanted), value)):
-            if len(points) < 2 and (point := self._point(value, cells[value])):
+            if len(points) < 2 and (point := Point(value, *fullest_run(cells[value]))).runs:
                 points.append(point)
         return sorted(points, key=lambda point: point.value)
-
-    def _point(self, value: float, runs: Sequence[RunPaths]) -> Point | None:
-        found = [memory for run in runs if (memory := run_memory(run))]
-        phases = {phase: max((run[phase] for run in found if phase in run), key=sum, default=()) for phase in PHASES}
-        return Point(value, len(found), {phase: parts for phase, parts in phases.items() if parts}) if found else None
 
     @cached_property
     def _cells(self) -> list[tuple[RunSpec, list[RunPaths]]]:
@@ -104,6 +99,13 @@ def _differs_at(spec: RunSpec, other: RunSpec, place: int) -> bool:
     if len(words) != len(own) or words[:place] != own[:place] or words[place + 1 :] != own[place + 1 :]:
         return False
     return replace(other, command=replace(other.command, flags=own), repeat=spec.repeat) == spec
+
+
+def fullest_run(runs: Iterable[RunPaths]) -> tuple[int, dict[Phase, Bytes]]:
+    """Return how many of ``runs`` have a memory (see :func:`run_memory`), and the most that one of them held in each phase."""
+    found = [memory for run in runs if (memory := run_memory(run))]
+    phases = [phase for phase in PHASES if any(phase in run for run in found)]
+    return len(found), {phase: max((run[phase] for run in found if phase in run), key=sum) for phase in phases}
 
 
 def run_memory(run: RunPaths) -> dict[Phase, Bytes] | None:
