@@ -22,6 +22,7 @@ from launch.common.grouped import grouped
 from launch.common.text import count, first_names, one_line
 from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, RESULTS_INTACT
+from launch.contract.plan import CellState
 from launch.contract.spec import RunSpec
 
 MAXIMUM_NAMES = 3
@@ -35,6 +36,9 @@ BOTTLENECKS: dict[Bound, str] = {
     "host in part": "In part the host",
     "gaps": "The time between kernels",
 }
+NOT_RUN: dict[CellState, str] = {
+    "rejected": "rejected by a rule", "not_runnable": "not runnable on this host or cluster"
+}  # fmt: skip
 Detail = Callable[[CellResult], str]
 
 
@@ -277,10 +281,4 @@ def _either_slowed(result: CellResult) -> bool:
 
 def _count_not_run(results: Sequence[CellResult]) -> str:
     counts = Counter(result.cell.state for result in results)
-    parts = [f"{count('cell', counts['rejected'])} rejected by a rule"] if counts["rejected"] else []
-    parts += (
-        [f"{count('cell', counts['not_runnable'])} not runnable on this host or cluster"]
-        if counts["not_runnable"]
-        else []
-    )
-    return " and ".join(parts)
+    return " and ".join(f"{count('cell', counts[state])} {why}" for state, why in NOT_RUN.items() if counts[state])
