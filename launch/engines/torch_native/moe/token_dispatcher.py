@@ -96,9 +96,8 @@ class AllGatherDispatcher(LocalDispatcher):
     ) -> torch.Tensor:
         all_tokens = collectives.all_gather(tokens, self.group, 0)
         weights = collectives.all_gather(routing.weights, self.group, 0)
-        permuter = TokenPermuter(permutation, self.elementwise)
-        rows = experts(permuter.permute(all_tokens), permuter.permute_weights(weights), permutation)
-        return collectives.reduce_scatter(permuter.combine(rows, weights, biases), self.group, 0)
+        partial = super().__call__(all_tokens, routing._replace(weights=weights), permutation, experts, biases)
+        return collectives.reduce_scatter(partial, self.group, 0)
 
     def _kept_experts(self, routing: Routing) -> torch.Tensor:
         """Return int64 (T, k): the experts of each token, with E in place of an expert that dropped the token."""
