@@ -105,7 +105,8 @@ def test_a_killed_program_loses_only_what_waits(tmp_path: Path, number: int, sec
     # Three steps always wait: for a better source of their numbers, and for the next optimizer.
     assert len(written) >= old - 3
     if seconds == 1000.0:
-        assert len(written) < 8, "timed steps write nothing"
+        # The middle step takes digests, and writes what waits, except two steps that may still get a better source.
+        assert len(written) == LONG // 2 - 2, "timed steps write nothing"
 
 
 def test_what_waits_is_due_by_its_number_and_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
