@@ -16,7 +16,7 @@ from launch.common.atomic_files import encode
 from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.memory import Memory
-from launch.contract.spec import CudaGraph, Data, GraphImpl, Model, Parallelism, RunSpec, Training
+from launch.contract.spec import Data, Model, Parallelism, RunSpec, Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.failures.diagnose import Evidence, RankException, diagnose
@@ -54,25 +54,6 @@ def test_results_are_on_disk_before_graphs_are_released_and_these_before_communi
     results, teardown = order[: order.index("enter teardown")], order[order.index("enter teardown") :]
     assert sum(line.startswith("None ") for line in results) == SPEC.training.steps and "proof probe" in results
     assert teardown == ["enter teardown", "graphs released", "communicators gone", "phase teardown"]
-
-
-@pytest.mark.parametrize(("impl", "is_faulty"), [("local", True), ("full_iteration", False)])
-def test_a_run_remarks_what_is_known_to_be_wrong_in_it_and_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impl: GraphImpl, is_faulty: bool
-) -> None:
-    attempt, device = AttemptPaths(tmp_path / "1"), torch.device("cpu")
-    written: list[dict[str, Any]] = []
-    monkeypatch.setattr(event_log, "JsonLines", lambda path: SimpleNamespace(write=written.append))
-    monkeypatch.setattr(step_metrics, "JsonLines", lambda path: None)
-    engine = SimpleNamespace(choices={}, close=lambda: None)
-    monkeypatch.setattr(
-        worker.importlib, "import_module", lambda name: SimpleNamespace(build=lambda spec, mesh: engine)
-    )
-    monkeypatch.setattr(worker, "train", lambda *arguments: None)
-    spec = replace(SPEC, engine="megatron", cuda_graph=CudaGraph(impl))
-    worker.run(spec, RankPlace(0, 1, device), attempt, event_log.Recorder(attempt, 0, device))
-    notes = [line["message"] for line in written if line["kind"] == "note"]
-    assert ["Set cuda_graph.impl=transformer_engine, or " in note for note in notes] == [True] * is_faulty
 
 
 @pytest.mark.parametrize("held", [0, 40 * 2**30])
