@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.records.run import Attempt, PartialAttempt
-from analysis.verdict.verdict import STEP_CHECKED, Verdict
+from analysis.verdict.verdict import CHECK_STEPS, STEP_CHECKED, Verdict
 from launch.contract.records.step_check import RoutingDifference, StepCheck, TensorDifference, hides_everything
 from launch.contract.spec import RunSpec
 
@@ -105,7 +105,8 @@ def judge_with_checks(verdict: Verdict, checks: StepChecks | None) -> Verdict:
     if verdict.verdict == "DIVERGED" and verdict.deviation and math.isfinite(verdict.deviation.size):
         reason = f"the checked steps agree ({checks.summary}), but the curves do not: {verdict.reason}"
         return replace(verdict, verdict="INCONCLUSIVE", reason=reason, fix=_SUSPECT)
-    return verdict
+    # The steps are checked already, and noise is not the only cause.
+    return replace(verdict, fix=verdict.fix.replace(CHECK_STEPS, ""))
 
 
 _LOOK_AT = "inspect the named tensor: the graph computes it from different values than uncaptured code does (docs/step_check.md)"

@@ -19,17 +19,14 @@ from analysis.verdict.divergence import LASTING, SURE, SURE_ALONE, exceeds_margi
 from analysis.verdict.equivalence_test import ALPHA
 from analysis.verdict.noise import NoiseFloor, noise_scale
 from analysis.verdict.step_test import find_hidden, spike_limit
-from analysis.verdict.verdict import REPEAT, Verdict
+from analysis.verdict.verdict import CHECK_STEPS, REPEAT, Verdict
 from launch.common.text import listed
 from launch.contract.plan import MINIMUM_STEPS, Margins
 from launch.contract.records.step_metrics import Metric
 
 SMALLER = "capture a smaller scope until the curves agree, and look at the first step that differs"
 _SECOND = "add a second eager run (repeats: 2 in a recipe), since it measures the noise floor"
-_REPRODUCE = (
-    "make eager runs reproducible by deterministic mode (training.deterministic: true), judge single steps despite the noise "
-    "(step_checks: 5), or lower the learning rate"
-)
+_REPRODUCE = f"make eager runs reproducible by deterministic mode (training.deterministic: true), {CHECK_STEPS}or lower the learning rate"
 _NOT_DETERMINISTIC = (
     "find the nondeterministic operation of the eager run (see the notes of its runs), or judge by margins "
     "(training.deterministic: false)"
@@ -39,8 +36,7 @@ _JUDGE_STEPS = (
     "too shows that graphs are not the cause"
 )
 _SEPARATE = (
-    "remove the noise by deterministic mode (training.deterministic: true), judge single steps despite it (step_checks: 5), or "
-    "lower the learning rate"
+    f"remove the noise by deterministic mode (training.deterministic: true), {CHECK_STEPS}or lower the learning rate"
 )
 _AGAIN = (
     "add repeats, since a fault appears in every graphed run and a spike does not; or use deterministic mode "

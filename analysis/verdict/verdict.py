@@ -18,6 +18,8 @@ VERDICTS: tuple[VerdictName, ...] = get_args(VerdictName)
 PASSES: tuple[VerdictName, ...] = ("BITWISE", "EQUIVALENT", STEP_CHECKED)
 
 REPEAT = "add repeats to narrow the interval, or use deterministic mode (training.deterministic: true)"
+CHECK_STEPS = "judge single steps despite the noise (step_checks: 5), "
+"""A part of a fix. Step checks decide where the noise is the only cause."""
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,8 @@ def _notes(result: CellResult, pair: PairResult) -> str:
         return ""
     known = listed([fault.rule for fault in result.cell.known_faults])
     noted = cell_text("; ".join(sorted(set(attempt.notes)))) if attempt and attempt.notes else ""
-    return f" Known fault: {known} (below)." * bool(known) + f" The run noted: {noted}." * bool(noted)
+    # Notes may end with a fix, which is a sentence.
+    return f" Known fault: {known} (below)." * bool(known) + f" The run noted: {noted.removesuffix('.')}." * bool(noted)
 
 
 def _bisect(result: CellResult) -> str:

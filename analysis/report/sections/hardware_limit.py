@@ -44,9 +44,11 @@ def render(report: ReportData) -> list[str]:
 
 
 def _kernel_tables(cells: Sequence[tuple[CellResult, Roofline]]) -> list[str]:
-    """Render the kernels of the fastest cell of each task that has a record of them."""
+    """Render the kernels of the fastest cell of each task that has a record of them, without graphs that may be wrong."""
     fastest: dict[str, tuple[float, str, Kernels]] = {}
     for result, roofline in cells:
+        if result.cell.graphed and not result.passes:
+            continue
         if roofline.kernels and roofline.kernels.longest and (step := result.speed.step_time):
             found = (step.milliseconds, result.name, roofline.kernels)
             fastest[result.cell.task_id] = min(fastest.get(result.cell.task_id, found), found, key=itemgetter(0))

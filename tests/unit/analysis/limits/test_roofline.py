@@ -123,6 +123,15 @@ def test_the_report_shows_the_kernels_of_the_fastest_cell_of_each_task(tmp_path:
     assert r"| `gemm<a\|b>` | 96 | 4.25 ms | 26% |" in shown
 
 
+def test_the_kernels_of_a_wrong_graph_are_not_shown(tmp_path: Path) -> None:
+    def diverges(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            run.metrics[90]["loss"] += 1.0
+
+    text = write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=diverges)).markdown.read_text()
+    assert "**DIVERGED**" in text and "the most time in a step of A0" in text and "in a step of A1" not in text
+
+
 def test_a_report_of_older_runs_says_what_is_missing(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=change_rates(rates=None))
     report = write_report(sweep)

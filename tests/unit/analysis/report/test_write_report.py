@@ -194,7 +194,9 @@ def test_json_holds_the_verdicts_and_no_bare_nan(tmp_path: Path) -> None:
 
 def test_what_a_run_says_of_itself_stands_by_its_divergence(tmp_path: Path) -> None:
     def remarks(run: AttemptRecord) -> None:
-        run.events[0].append({"kind": "note", "time": 0.0, "message": f"known of {run.spec.cuda_graph.impl}"})
+        run.events[0].append(
+            {"kind": "note", "time": 0.0, "message": f"known of {run.spec.cuda_graph.impl}. Repair it."}
+        )
 
     def diverges(run: AttemptRecord) -> None:
         remarks(run)
@@ -203,7 +205,7 @@ def test_what_a_run_says_of_itself_stands_by_its_divergence(tmp_path: Path) -> N
 
     for edit, is_said in ((remarks, False), (diverges, True)):
         text = report_text(write_sweep(tmp_path / edit.__name__, edit=edit))
-        assert ("The run noted: known of torch_compile." in text) == is_said
+        assert ("The run noted: known of torch_compile. Repair it.\n" in text) == is_said
         assert "noted: known of none" not in text
 
 

@@ -291,8 +291,10 @@ def test_checks_do_not_stand_in_for_what_noise_does_not_explain(
         edit(run)
         add_noise(run, 2.0)
 
-    verdict, reason = verdict_of(compared(tmp_path, noisy, **settings))
+    result = compared(tmp_path, noisy, **settings)
+    verdict, reason = verdict_of(result)
     assert verdict == "INCONCLUSIVE" and cause in reason
+    assert result.verdict and "judge single steps despite" not in result.verdict.fix, "they are checked already"
 
 
 def test_checks_of_one_version_do_not_stand_in_for_another_cause_in_another(tmp_path: Path) -> None:
