@@ -30,14 +30,14 @@ def take_memory():
 
     from launch.train.inspection.step_check import _Passes
 
-    run = _Passes._run
+    computed = _Passes._computed
 
-    def run_or_fail(*arguments):
+    def compute_or_fail(*arguments):
         if os.environ["RANK"] == "1":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 1 has 80 GiB")
-        return run(*arguments)
+        return computed(*arguments)
 
-    _Passes._run = run_or_fail
+    _Passes._computed = compute_or_fail
 
 
 if "launch.train.fork_server" in sys.orig_argv:
