@@ -89,10 +89,12 @@ def test_limits_hold_when_nobody_watches_and_the_next_command_adopts_what_goes_o
     assert max(running) == 2, moments
 
 
+KILL = "kill -9 $(sed -n 's/^PPid:.//p' /proc/$PPID/status)"
+"""Kill the command. The shell's own parent is sbatch_once."""
 KILLED = {
-    "before sbatch": "kill -9 $PPID; exit 1",
-    "while sbatch is at work": 'kill -9 $PPID; sleep 3; exec $REAL "$@"',
-    "when sbatch has answered": '$REAL "$@"; kill -9 $PPID',
+    "before sbatch": f"{KILL}; exit 1",
+    "while sbatch is at work": f'{KILL}; sleep 3; exec $REAL "$@"',
+    "when sbatch has answered": f'$REAL "$@"; {KILL}',
 }
 
 
@@ -179,7 +181,7 @@ def test_a_store_whose_name_sbatch_would_take_for_a_pattern_is_refused(site: Sit
 
 def test_nothing_is_submitted_where_slurm_does_not_say_what_runs(site: Site) -> None:
     """A submission is not repeated blindly if nobody knows whether Slurm has it."""
-    site.program("sbatch", '$REAL "$@"; kill -9 $PPID')
+    site.program("sbatch", KILLED["when sbatch has answered"])
     path = site.write(some("silent", 1, LONG))
     site.start("sweep", path).communicate(timeout=120)
     site.without_program("sbatch")
