@@ -20,7 +20,8 @@ from tests.gallery import CLASS_OF
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
-GALLERY = str(ROOT / "recipes" / "failure_gallery.yaml")
+GALLERY = ROOT / "recipes" / "failure_gallery.yaml"
+FP8_SCALES = ROOT / "recipes" / "exhibits" / "fp8_scales.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +29,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("gallery")
 
 
-def swept(store: Path, name: str, arguments: Sequence[str] = ()) -> tuple[CellResult, ...]:
-    """Return the results of the cells of the gallery."""
-    command = ["-m", "orchestrator", "sweep", GALLERY, f"name={name}", *arguments, "--executor", "local"]
+def swept(store: Path, name: str, arguments: Sequence[str] = (), recipe: Path = GALLERY) -> tuple[CellResult, ...]:
+    """Return the results of the cells of ``recipe``."""
+    command = ["-m", "orchestrator", "sweep", str(recipe), f"name={name}", *arguments, "--executor", "local"]
     done = subprocess.run(
         [sys.executable, *command, "--store", str(store)], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -63,3 +64,13 @@ def test_what_a_graph_froze_fails_nothing_and_is_found_by_its_numbers(kind: str,
     assert graphed.graphs.replay is not None and graphed.graphs.replay.proven, graphed.graphs
     assert graphed.verdict is not None and graphed.verdict.verdict == "DIVERGED", graphed.verdict
     assert graphed.verdict.deviation is not None and 4 <= graphed.verdict.deviation.step < 8, graphed.verdict
+
+
+def test_scales_that_a_graph_froze_are_found_by_the_numbers_and_scales_of_replays_are_right(store: Path) -> None:
+    pytest.importorskip("transformer_engine.pytorch")
+    eager, within, outside = swept(store, "fp8_scales", recipe=FP8_SCALES)
+    assert eager.outcome == within.outcome == outside.outcome == "COMPLETED"
+    for graphed, passes in ((within, True), (outside, False)):
+        assert graphed.graphs.replay is not None and graphed.graphs.replay.proven, graphed.graphs
+        assert graphed.verdict is not None and graphed.verdict.passes == passes, graphed.verdict
+    assert outside.verdict is not None and outside.verdict.verdict == "DIVERGED", outside.verdict

@@ -7,7 +7,7 @@ recorded and when it changes, which module is the first of a context, and what c
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -123,6 +123,25 @@ def autocast(recipe: Any, _graph: bool = False) -> Iterator[None]:
         one.depth -= 1
         if one.depth == 0 and not _graph:
             one.reduce_and_update_fp8_tensors(forward=True)
+
+
+def make_graphed_callables(
+    model: nn.Module, sample_args: tuple[torch.Tensor, ...], *, enabled: bool, recipe: Any
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that computes ``model`` as its graphs do: with the scales as they are, whatever the context.
+
+    The context around a replay updates them: at its end, and after the backward pass of its first module.
+    """
+    assert enabled and not any(module._forward_hooks for module in model.modules())
+
+    def replay(x: torch.Tensor) -> torch.Tensor:
+        first = FP8GlobalStateManager.is_first_fp8_module()
+        with autocast(recipe, _graph=True):
+            FP8GlobalStateManager.is_first = first
+            outputs: torch.Tensor = model(x)
+        return outputs
+
+    return replay
 
 
 class Product(torch.autograd.Function):
@@ -263,7 +282,7 @@ MODULES = {
     ),
     **module(
         "transformer_engine.pytorch", Linear=Linear, GroupedLinear=GroupedLinear, Fp8Padding=Fp8Padding,
-        Fp8Unpadding=Fp8Unpadding, autocast=autocast,
+        Fp8Unpadding=Fp8Unpadding, autocast=autocast, make_graphed_callables=make_graphed_callables,
     ),
     **module("transformer_engine.pytorch.quantization", FP8GlobalStateManager=FP8GlobalStateManager),
 }  # fmt: skip
