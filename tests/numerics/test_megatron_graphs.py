@@ -224,9 +224,10 @@ def test_a_whole_step_is_captured_behind_the_warm_up() -> None:
     [
         (DENSE, graph("transformer_engine", "mlp")),
         (EVEN, graph("transformer_engine", *ROUTED[1:])),
+        (PADDED, graph("transformer_engine", "moe")),
         (PADDED, graph("full_iteration")),
     ],
-    ids=["mlp", "routers", "whole step"],
+    ids=["mlp", "routers", "experts", "whole step"],
 )
 def test_graphs_of_packed_sequences_without_attention_and_of_whole_steps(model: Model, settings: CudaGraph) -> None:
     """Each step has other borders of documents, which a graph of the whole step reads from its static batch.
