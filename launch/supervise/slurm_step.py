@@ -24,7 +24,10 @@ from launch.supervise.attempt import STACKS_SECONDS
 from launch.supervise.rank_environment import rank_variables
 
 LEAVE_SECONDS = 30.0
-"""How long a step may take to end after a rank has failed. Slurm sends SIGTERM to the other ranks, but no SIGKILL."""
+"""How long a step may take to end after a rank has failed or all ranks have ended.
+
+Slurm sends SIGTERM to the other ranks of a failed one, but no SIGKILL. srun never ends if slurmstepd is gone.
+"""
 END_SECONDS = 60.0
 """How long a step's processes may take to end after SIGKILL. Slurm gives up after the same time (UnkillableStepTimeout)."""
 FOR_SRUN = ("SLURM_CONF", "SLURM_JOB_ID")
@@ -49,8 +52,8 @@ class StepRanks:
         self._allocation = allocation
         self._ranks_per_task = ranks_per_task
         self._name = step_name(attempt)
-        self._exits_read: set[int] = set()
-        self._failed_at: float | None = None
+        self._codes: dict[int, int] = {}
+        self._over_at: float | None = None
         self._was_ended = False
         with open(attempt.launcher_log, "ab") as log:
             self._srun = subprocess.Popen(
@@ -63,23 +66,27 @@ class StepRanks:
             )
 
     def poll(self) -> int | None:
-        """Return srun's exit code, or minus the signal that ended a rank; None while it runs."""
+        """Return srun's exit code, or minus the signal that ended a rank; None while it runs.
+
+        Return 0 if each rank has recorded that it ended with 0. srun's own code then says nothing about them.
+        """
         code = self._srun.poll()
         if code is None and self._should_have_ended():
             self.end()
             code = self._srun.wait()
+        if code is not None and self._have_all_succeeded():
+            return 0
         return code if code is None or not 128 < code <= 128 + signal.SIGRTMAX else 128 - code
 
     def exits(self) -> tuple[RankExit, ...]:
         """Return the failed ranks, the first failure first. For a task with several ranks, return its first rank."""
         # Find files by name. On a shared file system, a listing may be older than the files of other nodes.
-        ranks = range(0, self._step.nodes * self._ranks_per_node, self._ranks_per_task)
-        found = {rank: self._exit_of(rank) for rank in ranks}
+        found = {rank: self._exit_of(rank) for rank in self._first_ranks}
         failed = [rank_exit for rank_exit in found.values() if rank_exit is not None and rank_exit.code != 0]
         if failed and self._srun.poll() is not None:
             # A rank without a record counts as killed. It may have been killed together with the process that records its end,
             # or while that process waits for a disk.
-            gone = [rank for rank in ranks if found[rank] is None]
+            gone = [rank for rank, rank_exit in found.items() if rank_exit is None]
             failed += [RankExit(rank, -signal.SIGKILL, math.inf, is_recorded=False) for rank in gone]
         return tuple(sorted(failed, key=lambda rank_exit: (rank_exit.time or 0.0, rank_exit.rank)))
 
@@ -153,6 +160,11 @@ class StepRanks:
     def _ranks_per_node(self) -> int:
         return self._step.ranks_per_node * self._ranks_per_task
 
+    @property
+    def _first_ranks(self) -> range:
+        """The first rank of each task."""
+        return range(0, self._step.nodes * self._ranks_per_node, self._ranks_per_task)
+
     def _exit_of(self, rank: int) -> RankExit | None:
         try:
             return RankExit(**read_json(self._attempt.rank_exit(rank)))
@@ -166,14 +178,20 @@ class StepRanks:
         return next((step for step, *name in rows if name == [self._name]), None)
 
     def _should_have_ended(self) -> bool:
-        """Return whether a rank failed more than LEAVE_SECONDS ago. Each exit is read only once, since there may be many."""
+        """Return whether a rank failed, or the last one ended, more than LEAVE_SECONDS ago.
+
+        Each exit is read only once, since there may be many.
+        """
         for path in self._attempt.rank_exits.glob("rank*.json"):
             rank = int(path.stem.removeprefix("rank"))
-            if self._failed_at is None and rank not in self._exits_read:
-                self._exits_read.add(rank)
-                rank_exit = self._exit_of(rank)
-                self._failed_at = time.monotonic() if rank_exit is not None and rank_exit.code != 0 else None
-        return self._failed_at is not None and time.monotonic() - self._failed_at > LEAVE_SECONDS
+            if rank not in self._codes and (rank_exit := self._exit_of(rank)) is not None:
+                self._codes[rank] = rank_exit.code
+        if self._over_at is None and (any(self._codes.values()) or self._have_all_succeeded()):
+            self._over_at = time.monotonic()
+        return self._over_at is not None and time.monotonic() - self._over_at > LEAVE_SECONDS
+
+    def _have_all_succeeded(self) -> bool:
+        return self._codes.keys() == set(self._first_ranks) and not any(self._codes.values())
 
 
 def step_name(attempt: AttemptPaths) -> str:

@@ -96,6 +96,16 @@ def test_whoever_is_killed_of_a_step_nothing_is_left_of_it(cluster: Cluster, tmp
     assert bundle.outcome(2).outcome == "COMPLETED", bundle.output()
 
 
+def test_a_run_whose_ranks_have_all_ended_is_judged_by_their_records(cluster: Cluster, tmp_path: Path) -> None:
+    """Without slurmstepd, the ranks run to their end, but srun is never told of it."""
+    bundle = Bundle(tmp_path, cluster, [300, SHORT], nodes=1)
+    bundle.submit()
+    bundle.wait_for_step(0)
+    os.kill(parent_of(parent_of(bundle.rank_pid(0, 0))), signal.SIGKILL)
+    bundle.wait_until_over(300)
+    assert bundle.outcomes() == ["COMPLETED", "COMPLETED"], bundle.output()
+
+
 def test_a_supervisor_that_is_killed_takes_its_job_along(cluster: Cluster, tmp_path: Path) -> None:
     bundle = Bundle(tmp_path, cluster, [ENDLESS, SHORT], nodes=1)
     bundle.submit()
