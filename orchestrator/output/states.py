@@ -126,11 +126,14 @@ def warn_full_disk(paths: SweepPaths, states: Mapping[str, RunState]) -> None:
 
 
 def describe_slots(holders: Sequence[SlotHolder]) -> list[str]:
-    """Return a line for each run of another sweep that holds slots for which this one waits."""
+    """Return a line for each supervisor of another sweep that holds slots for which this one waits.
+
+    It does not name the run, so that a command that prints each new line does not repeat itself for every run of the other sweep.
+    """
     return [
-        f"queued runs wait for slot {', '.join(slots)} of this host: {f'run {held.run_id}' if held.run_id else 'a run'} of "
-        f"{held.sweep.root} uses it (process {held.pid}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(held.since))})"
-        for held, slots in grouped((replace(held, slot=""), held.slot) for held in holders).items()
+        f"queued runs wait for slot {', '.join(slots)} of this host: {held.sweep.root} uses it (process {held.pid}, since "
+        f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(held.since))})"
+        for held, slots in grouped((replace(held, slot="", run_id=""), held.slot) for held in holders).items()
     ]
 
 

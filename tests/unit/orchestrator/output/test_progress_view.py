@@ -1,4 +1,4 @@
-"""Test the view of a watched sweep: the estimated time left, and names without markup."""
+"""Test the view of a watched sweep: the estimated time left, names without markup, and each new line once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 from rich.live import Live
 
+from launch.contract.paths import SweepPaths
 from launch.contract.plan import read_plan
-from orchestrator.output.progress_view import LiveView, Progress
+from orchestrator.output.progress_view import LineView, LiveView, Progress, print_new
+from orchestrator.output.states import describe_slots
 from orchestrator.sweeps.run_state import RunState
+from orchestrator.sweeps.slot_holders import SlotHolder
 from tests.records import write_sweep
 
 STEPS = 10
@@ -55,3 +59,13 @@ def test_a_live_table_shows_names_as_they_are(tmp_path: Path) -> None:
         view.print("[/bold]\x1b[2J")
     assert "[/red]\\x1b[2J" in shown.getvalue() and "[/bold]\\x1b[2J" in shown.getvalue()
     assert "\x1b" not in shown.getvalue()
+
+
+def test_the_holder_of_a_slot_is_named_once_however_many_runs_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view, printed = LineView(read_plan(write_sweep(tmp_path))), set[str]()
+    for run_id, pid in (("first", 1), ("", 1), ("second", 1), ("third", 2)):
+        held = SlotHolder("cpu", SweepPaths(tmp_path / "other"), run_id, pid, since=0.0)
+        printed = print_new(view, printed, describe_slots([held]))
+    assert [line.partition("(")[2][:9] for line in capsys.readouterr().out.splitlines()] == ["process 1", "process 2"]
