@@ -131,7 +131,9 @@ class Decision:
     """How many repeats would decide. None if repeats would not, or if too many were needed."""
 
 
-def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: Correction) -> Decision:
+def decide(
+    timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: Correction, repeats_option: str
+) -> Decision:
     """Decide on pairs that have a ratio. ``doubt`` says why the measured step cannot be right; there is then no interval."""
     if doubt:
         return Decision("INCONCLUSIVE", doubt, None, None)
@@ -146,7 +148,7 @@ def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: 
     repeats = repeats_to_decide(ratios, family)
     by_chance = f", since {len(ratios)} pairs may agree by chance if runs are either fast or slow"
     reason = decision.reason + by_chance * may_agree_by_chance(ratios, family)
-    return replace(decision, reason=f"{reason}: {_advise_repeats(repeats)}", repeats=repeats)
+    return replace(decision, reason=f"{reason}: {_advise_repeats(repeats, repeats_option)}", repeats=repeats)
 
 
 def bounded(decision: Decision, bounds: RatioBounds, steps: int) -> Decision:
@@ -167,15 +169,16 @@ def cell_speed(
     family: Correction,
     bounds: RatioBounds = NO_BOUNDS,
     doubt: str = "",
+    repeats_option: str = "repeats=",
 ) -> Speed | None:
     """Return the speed-up of a cell over its pairs that have a ratio, or None if none has.
 
-    The verdict and the interval are those of the cell as one of ``family``.
+    The verdict and the interval are those of the cell as one of ``family``. ``repeats_option`` is that of the plan.
     """
     timed = [pair for pair in pairs if pair.ratio is not None]
     if not timed:
         return None
-    decision = decide(timed, bounds, doubt, family)
+    decision = decide(timed, bounds, doubt, family, repeats_option)
     low, high = decision.interval or (None, None)
     own_low, own_high = decision.own or (None, None)
     break_even = [pair.break_even_step for pair in timed if pair.break_even_step is not None]
@@ -253,11 +256,11 @@ def repeats_to_decide(ratios: Sequence[float], family: Correction) -> int | None
     return pairs_to_narrow(ratios, max(change, math.log1p(BAND) - change), family)
 
 
-def _advise_repeats(repeats: int | None) -> str:
+def _advise_repeats(repeats: int | None, option: str) -> str:
     if repeats is None:
         even = f"even {MOST_PAIRS} repeats would not decide, if later pairs vary as much"
         return f"{even}; measure more steps, or use quieter machines"
-    return f"about {repeats} repeats should decide, if later pairs vary as much (repeats={repeats})"
+    return f"about {repeats} repeats should decide, if later pairs vary as much ({option}{repeats})"
 
 
 def _classify(pairs: Sequence[PairSpeed], family: Correction) -> tuple[SpeedVerdict, str]:

@@ -47,6 +47,8 @@ class CellEvidence:
     result: CellResult
     throttle_bounds: RatioBounds = field(default_factory=RatioBounds)
     speed_doubt: str = ""
+    repeats_option: str = "repeats="
+    """That of the plan."""
 
     def without_records(self) -> CellEvidence:
         """Return this evidence without the records that attempts wrote during their runs, to free memory."""
@@ -130,7 +132,8 @@ def _graphed_cell(
     )
     doubt = (bound.doubt or bound.eager_doubt) if bound else ""
     run_ids = [run.run_id for pair in both for run in pair]
-    return CellEvidence(result, throttle_bounds(pairs, ranks), doubt or speed_doubt(run_ids, shared))
+    doubt = doubt or speed_doubt(run_ids, shared)
+    return CellEvidence(result, throttle_bounds(pairs, ranks), doubt, records.plan.repeats_option)
 
 
 def _alone(runs: Sequence[Run], shared: Mapping[str, int]) -> Sequence[Attempt]:

@@ -81,7 +81,7 @@ def _speedup(cell: CellEvidence, family: Correction = ALONE_ONCE) -> Speed | Non
     speeds = [pair.speed for pair in pairs]
     versions = {pair.attempts[1].digests for pair in pairs if pair.speed.ratio is not None}
     doubt = cell.speed_doubt or (_SEVERAL_VERSIONS if len(versions) > 1 else "")
-    return cell_speed(speeds, cell.result.spec, family, cell.throttle_bounds, doubt)
+    return cell_speed(speeds, cell.result.spec, family, cell.throttle_bounds, doubt, cell.repeats_option)
 
 
 def _result(cell: CellEvidence, verdict: Verdict | None, speedup: Speed | None) -> CellResult:

@@ -16,6 +16,8 @@ from launch.contract.paths import SweepPaths, is_folder_name
 from launch.contract.records.step_metrics import Metric
 from launch.contract.spec import RunSpec, spec_from_json
 
+WRAPPED = "wrap"
+"""The ``recipe_file`` of a plan whose recipe `wrap` made."""
 CellState = Literal["run", "rejected", "not_runnable"]
 
 
@@ -130,7 +132,7 @@ class Plan:
     recipe: str
     """The resolved recipe, as YAML."""
     recipe_file: str
-    """The name of the recipe's file, without its folder."""
+    """The name of the recipe's file, without its folder, or ``WRAPPED``."""
     margins: Margins
     cells: tuple[Cell, ...]
     bundles: tuple[PlannedBundle, ...]
@@ -149,6 +151,11 @@ class Plan:
     Empty for fixed repeats."""
     published: Mapping[str, str] = field(default_factory=dict)
     """Figures that others published, as the recipe quotes them, by their names. The report shows them."""
+
+    @property
+    def repeats_option(self) -> str:
+        """What the command that made this sweep takes before a number of repeats."""
+        return "--repeats " if self.recipe_file == WRAPPED else "repeats="
 
     def cell_of_run(self) -> Mapping[str, Cell]:
         return self._cell_of_run

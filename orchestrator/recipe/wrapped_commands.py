@@ -18,7 +18,6 @@ from launch.frameworks.command_line import script_of
 from orchestrator.errors import InputError, Problem, input_error
 from orchestrator.recipe.yaml_reader import dump
 
-RECIPE_FILE = "wrap.yaml"
 _OF_GRAPHS = re.compile(r"graph|compile|eager|rng.tracker|check.for.nan", re.IGNORECASE)
 """Names that trainers give to graph settings, and to what their graphs need."""
 _GRAPH_MODES = re.compile(r"reduce.overhead|max.autotune|(cuda.?)?graphs?|eager", re.IGNORECASE)

@@ -64,7 +64,7 @@ def check_executor(plan: Plan, executor: Executor) -> None:
         resume = f"resume it with --executor {other}"
         if plan.scheduler == "slurm" and (reason := outage()):
             message, resume = f"{message}: {reason}", "resume it once Slurm answers"
-        fix = f"{resume}, or plan it again: sweep {plan.recipe_file} --executor {executor}"
+        fix = f"{resume}, or plan it again, with --executor {executor} and the command that made it"
         raise input_error("--executor", message, fix)
 
 

@@ -15,14 +15,14 @@ from analysis.loss import add_margins, whole_number
 from launch.common.checkout import describe_code
 from launch.common.command_line import Parser
 from launch.common.redact import Secrets
-from launch.contract.plan import Margins
+from launch.contract.plan import WRAPPED, Margins
 from orchestrator.cli.arguments import add_allow_empty, add_budget, add_json, add_no_wait, add_target, redirect_messages
 from orchestrator.cli.verbs import sweep
 from orchestrator.errors import InputError, Problem, input_error
 from orchestrator.output.plan import warn_two_scripts
 from orchestrator.output.report import print_report
 from orchestrator.plan.logged_runs import plan_logs
-from orchestrator.recipe.wrapped_commands import RECIPE_FILE, WrappedCommands
+from orchestrator.recipe.wrapped_commands import WrappedCommands
 from orchestrator.sweeps.logged_runs import write_logged_runs
 from orchestrator.sweeps.report_process import read_exit_code, write_report
 from orchestrator.sweeps.store import Store
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"# the same as a recipe (docs/your_own_job.md):\n{Secrets().hide(text)}")
         warn_two_scripts(*commands.scripts)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / RECIPE_FILE
+        path = Path(folder) / WRAPPED
         path.write_text(text)
         planned = {"recipe": path, "overrides": [], "only": [], "even_if_oom": False}
         return sweep.run(argparse.Namespace(**vars(arguments), **planned))

@@ -23,6 +23,7 @@ from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.judge_sweep import judge_sweep
 from launch.contract.model_flops import model_flops
+from launch.contract.plan import WRAPPED
 from tests.records import AttemptRecord, Edit, write_sweep
 from tests.report_text import report_text
 
@@ -432,6 +433,17 @@ def test_pairs_that_may_agree_by_chance_are_held_against_what_other_cells_show()
         cells = [("one", [1.05, 1.051, 1.05, 1.051][:repeats]), ("two", [1.05, 1.0, 1.05, 1.0][:repeats])]
         assert classify(pairs_of(cells[0][1]), families(cells)[0])[0] == word
         assert classify(pairs_of(cells[0][1]))[0] == "FASTER"
+
+
+def test_the_reason_names_repeats_as_wrap_takes_them(tmp_path: Path) -> None:
+    def run_slightly_faster(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = 18.0 if run.spec.graphed else EAGER_MS
+
+    sweep = write_sweep(tmp_path, edit=run_slightly_faster)
+    sweep.plan.write_text(json.dumps(json.loads(sweep.plan.read_text()) | {"recipe_file": WRAPPED}))
+    speed = compare_cells(load(sweep))[1].speed.speedup
+    assert speed and speed.reason.endswith("if later pairs vary as much (--repeats 3)")
 
 
 def test_the_reason_says_when_pairs_may_agree_by_chance(tmp_path: Path) -> None:

@@ -336,6 +336,21 @@ def test_commands_that_run_two_scripts_are_told_apart(capsys: pytest.CaptureFixt
         assert f"{elsewhere}: no file a.sh in it on this host" in caught
 
 
+@pytest.mark.parametrize(
+    "command", [["sweep", TINY], ["wrap", "--eager", "sh a.sh", "--graphed", "sh a.sh --graphs"]], ids=lambda c: c[0]
+)
+def test_more_repeats_are_the_same_command_with_the_option_of_its_plan(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: Path, command: list[str]
+) -> None:
+    plans: list[Plan] = []
+    monkeypatch.setattr("orchestrator.cli.verbs.sweep.run_sweep", lambda _, plan, *__, **___: plans.append(plan) or 0)
+    (elsewhere / "a.sh").touch()
+    assert main(command) == 0
+    assert main([*command, *f"{plans[0].repeats_option}7".split()]) == 0
+    assert plans[0].name == plans[1].name
+    assert {len(cell.repeat_ids) for cell in plans[1].cells if cell.run_ids} == {7}
+
+
 def test_a_secret_in_a_command_is_not_shown(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
     token = "HF_TOKEN=hidden333 sh a.sh"
     for eager, said in ((token, "looks like a secret"), ("sh a.sh", "HF_TOKEN <HF_TOKEN> only graphed; ")):

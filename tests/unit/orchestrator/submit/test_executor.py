@@ -87,8 +87,8 @@ def test_whoever_asks_for_this_host_gets_it(programs: Path, name: Any) -> None:
     ("host", "local", ""),
     ("host", "debug", ""),
     ("slurm", "slurm", ""),
-    ("host", "slurm", "--executor local, or plan it again: sweep x.yaml --executor slurm"),
-    ("slurm", "local", "--executor slurm, or plan it again: sweep x.yaml --executor local"),
+    ("host", "slurm", "--executor local, or plan it again, with --executor slurm and the command"),
+    ("slurm", "local", "--executor slurm, or plan it again, with --executor local and the command"),
 ])  # fmt: skip
 def test_a_sweep_goes_on_where_it_was_planned(scheduler: Literal["host", "slurm"], now: Any, way_out: str) -> None:
     plan = Plan("x", "", "x.yaml", Margins(), (), (), scheduler=scheduler)
