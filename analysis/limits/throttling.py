@@ -8,7 +8,8 @@ are two kinds of reasons:
   interval becomes that much wider. Up to ``SLOWED``, which NEUTRAL allows, they are ignored.
 - Power caps. GPUs work at their cap under full load, and graphs that leave fewer gaps reach it more often; this does not weaken
   FASTER. If one side was capped for longer by ``CAPPED_APART`` of the time, its steps would be shorter by that share at most, as
-  long as a cap leaves clocks at half or more.
+  long as a cap leaves clocks at half or more. If clocks were read under the cap, they would be shorter at most by that share of
+  what the lowest of them lacks. Drivers also count time in which a cap takes less than 1% of the clock.
 
 Where clocks differ and no counter says why, somebody set them. The side with lower clocks could be faster by their ratio at most.
 
@@ -40,6 +41,8 @@ WORDS: Mapping[ClockReason, str] = {
     "hardware_thermal": "hardware slowdown by heat",
     "power_brake": "power brake",
 }
+LEAST_READINGS = 3
+"""The least number of clocks under a power cap that show how far it lowers clocks."""
 COUNTED: tuple[ClockReason, ...] = ("power_cap", "thermal")
 """Reasons that need a counter before the rest of the time counts as unthrottled."""
 
@@ -50,7 +53,8 @@ class ThrottleEvidence:
 
     ``most`` is the largest counted share of a run's measured time, with its rank. ``seen`` holds slowdowns at the window's start or
     end that were not counted. ``unknown`` names what some driver does not report. ``power_limits`` are in watts. ``sm_mhz`` is the
-    lowest clock at the window's end, with its maximum.
+    lowest clock at the window's end, with its maximum. ``cap_depth`` is the largest share of its clock that a power cap took from a
+    GPU at the window's end, or 1 with fewer than ``LEAST_READINGS`` such clocks.
     """
 
     most: Mapping[ClockReason, tuple[float, int]]
@@ -58,6 +62,7 @@ class ThrottleEvidence:
     unknown: tuple[str, ...]
     power_limits: tuple[float, ...]
     sm_mhz: tuple[int, int] | None
+    cap_depth: float
 
     @property
     def slowed(self) -> str:
@@ -74,7 +79,8 @@ class ThrottleEvidence:
         """A summary for a table's column."""
         said = [f"{WORDS[reason]} {share:.0%}" for reason, (share, _) in self.most.items() if share > SLOWED]
         said += [f"{WORDS[reason]} seen" for reason in self.seen]
-        if self.sm_mhz and self.sm_mhz[0] < self.sm_mhz[1] * (1 - NOTICEABLE):
+        ignored = 0.0 if self.most.get("power_cap", (0.0, 0))[0] > SLOWED else NOTICEABLE
+        if self.sm_mhz and self.sm_mhz[0] < self.sm_mhz[1] * (1 - ignored):
             said.append(f"{self.sm_mhz[0]} of {self.sm_mhz[1]} MHz at the end")
         if len(self.unknown) == len(COUNTED) + 1:
             return ", ".join([*said, "the rest not known"]) if said else "not known"
@@ -111,12 +117,15 @@ def find_throttling(attempts: Sequence[Attempt], ranks: Sequence[int]) -> Thrott
     unknown = [WORDS[reason] for reason in COUNTED if any(not c or _share(c, reason) is None for c, _ in found)]
     unknown += ["hardware slowdown"] if any(not clocks or clocks.active is None for clocks, _ in found) else []
     speeds = [(c.sm_mhz, c.max_sm_mhz) for c, _ in told if c.sm_mhz is not None and c.max_sm_mhz is not None]
+    capped = [c.sm_mhz / c.max_sm_mhz for c, _ in told if c.sm_mhz and c.max_sm_mhz and "power_cap" in (c.active or ())]
+    lowered = [clock for clock in capped if clock < 1]
     return ThrottleEvidence(
         most={reason: max(each) for reason, each in shares.items() if each},
         seen=tuple(reason for reason in WORDS if any(reason in _seen(clocks) for clocks, _ in told)),
         unknown=tuple(unknown),
         power_limits=tuple(sorted({limit for clocks, _ in told for limit in clocks.power_limits})),
         sm_mhz=min(speeds, default=None),
+        cap_depth=1 - min(lowered) if len(lowered) >= LEAST_READINGS else 1.0,
     )
 
 
@@ -201,15 +210,26 @@ def _capped_apart(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Ratio
     if not known:
         return RatioBounds()
     before, after = (sum(side) / len(known) for side in zip(*known, strict=True))
-    if abs(before - after) <= CAPPED_APART:
+    more = find_throttling([pair[before < after] for pair in pairs], range(ranks))
+    explained = _explained(abs(before - after), more)
+    if not explained:
         return RatioBounds()
-    left = 1 - abs(before - after)
+    left = 1 - explained
     return RatioBounds(
         left if before > after else 1.0,
         1.0 if before > after else (1 / left if left > 0 else math.inf),
         f"a power cap lowered clocks for {before:.0%} of the time of eager runs and {after:.0%} of the time of graphed runs, "
-        f"which explains a difference of up to {1 - left:.0%}; lock clocks below the cap (nvidia-smi --lock-gpu-clocks)",
+        f"which explains a difference of up to {explained:.1%}; lock clocks below the cap (nvidia-smi --lock-gpu-clocks)",
     )
+
+
+def _explained(apart: float, more: ThrottleEvidence) -> float:
+    """Return the share by which steps of the side ``more``, capped longer by ``apart`` of the time, would be shorter at most.
+
+    It is 0 up to a share that is ignored.
+    """
+    explained = apart * more.cap_depth
+    return explained if apart > CAPPED_APART and explained > SLOWED else 0.0
 
 
 def least_beside(fast: Throttling | None, slow: Throttling | None) -> float:
@@ -224,8 +244,7 @@ def least_beside(fast: Throttling | None, slow: Throttling | None) -> float:
     capped = [cell.own.most.get("power_cap") for cell in (fast, slow)]
     if not capped[0] or not capped[1]:
         return 1.0
-    more = capped[1][0] - capped[0][0]
-    return 1 - more if more > CAPPED_APART else 1.0
+    return 1 - _explained(capped[1][0] - capped[0][0], slow.own)
 
 
 def _capped(attempt: Attempt, ranks: int) -> float | None:

@@ -62,7 +62,7 @@
 VERDICT is {"verdict", "reason", "fix", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}, "noisy",
 "needed_run"} with the fields of analysis.verdict.verdict.Verdict. FLOOR is {"repeats", "loss", "grad_norm"}. THROTTLED is
 {"most": {reason: [share, rank]}, "seen": [reason], "unknown": [text], "power_limits": [watts], "sm_mhz": null | [lowest,
-highest], "slowed"}.
+highest], "cap_depth", "slowed"}.
 """
 
 from __future__ import annotations

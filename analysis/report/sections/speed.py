@@ -47,8 +47,8 @@ NOTES_GPU = (
     "with the largest share. Hardware slowdowns are seen only at the start and the end of the window.",
     f"Throttling widens an interval in two cases: something other than a power cap slowed GPUs for more than {SLOWED:.0%} of "
     f"that time, or a power cap held one side longer than the other, by more than {CAPPED_APART:.0%}. Steps could have been "
-    "shorter by that share, so the interval is wider by it. A verdict that does not hold for the wider interval becomes "
-    "INCONCLUSIVE.",
+    "shorter by that share, so the interval is wider by it. Of a cap's share, only what the lowest clock under it lacks counts, if "
+    "it was read often enough. A verdict that does not hold for the wider interval becomes INCONCLUSIVE.",
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.limits.throttling import CAPPED_APART, SLOWED, find_throttling, throttle_bounds
+from analysis.limits.throttling import CAPPED_APART, LEAST_READINGS, SLOWED, find_throttling, throttle_bounds
 from analysis.records.load import load
 from analysis.records.run import Attempt
 from analysis.report.report_data import report_data
@@ -264,6 +264,28 @@ def test_an_eager_run_that_is_capped_more_makes_nothing_faster(tmp_path: Path) -
     assert "80% of the time of eager runs and 0% of the time of graphed runs" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("mhz", "repeats", "low"), [(1965, 3, 1.246), (1782, 3, 1.246 * 0.92), (1386, 3, None), (1965, 2, None)]
+)
+def test_a_cap_explains_no_more_than_it_lowers_clocks(
+    tmp_path: Path, mhz: int, repeats: int, low: float | None
+) -> None:
+    """Without the cap, the interval would begin at 1.246. Two clocks do not tell how far the cap lowers clocks."""
+    edit = change_clocks(False, throttled=share(0.8), active=["power_cap"], sm_mhz=mhz)
+    found = speedup(tmp_path, edit, repeats=repeats)
+    if low is not None:
+        assert (found.verdict, found.reason, found.low) == ("FASTER", "", pytest.approx(low, rel=1e-3))
+        return
+    explained = 0.8 if repeats < LEAST_READINGS else 0.8 * (1 - mhz / 1980)
+    assert found.verdict == "INCONCLUSIVE" and f"explains a difference of up to {explained:.1%}; lock" in found.reason
+
+
+def test_clocks_that_no_cap_held_say_nothing_about_it(tmp_path: Path) -> None:
+    for active, mhz in (([], 1965), (["power_cap"], 1980)):
+        edit = change_clocks(False, throttled=share(0.8), active=active, sm_mhz=mhz)
+        assert speedup(tmp_path / str(mhz), edit).verdict == "INCONCLUSIVE"
+
+
 def test_a_limit_that_changed_leaves_no_word(tmp_path: Path) -> None:
     found = speedup(tmp_path, change_clocks(True, power_limits=[500.0]))
     assert found.verdict == "INCONCLUSIVE" and "from 500 to 700 W" in found.reason
@@ -436,8 +458,8 @@ def test_a_run_that_never_measured_says_nothing_of_the_others(tmp_path: Path) ->
 
 
 def test_the_report_shows_both_sides(tmp_path: Path) -> None:
-    text = reported(tmp_path, change_clocks(True, throttled=share(0.62)))
-    assert "| no / power cap 62% |" in text
+    text = reported(tmp_path, change_clocks(True, throttled=share(0.62), sm_mhz=1965))
+    assert "| no / power cap 62%, 1965 of 1980 MHz at the end |" in text
 
 
 def test_clocks_below_their_maximum_are_shown_and_doubt_nothing(tmp_path: Path) -> None:
