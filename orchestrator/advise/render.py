@@ -76,6 +76,18 @@ LEFT_OUT: Mapping[bool, str] = {
 NOT_INSPECTED = "Unknown: the run on disk was not inspected. Delete its folder and run advise again."
 
 
+def describe_limits(plan: Plan) -> str:
+    """Return what the advice on ``plan`` will not say because its runs are on a CPU, with the fix, or ""."""
+    specs = [cell.run_spec for cell in plan.cells if cell.state == "run" and cell.run_spec.placement.device == "cpu"]
+    if not specs:
+        return ""
+    of_program = ", nor what breaks a capture" * any(spec.engine == "command" for spec in specs)
+    return (
+        f"on a CPU the advice will not say whether graphs help{of_program}. Fix: run it on a host with a GPU, or submit it with "
+        "--executor slurm"
+    )
+
+
 def render(plan: Plan, advice: Sequence[Advice]) -> str:
     """Return the whole text, with a line break at its end."""
     blocks = [f"# Advice on {plan.recipe_file}"]

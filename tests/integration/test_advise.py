@@ -28,6 +28,8 @@ def test_a_second_advise_reuses_the_runs_on_disk(host: Host) -> None:
     first = host.run("advise", path, "--executor", "local", seconds=600)
     assert first.returncode == 0 and first.stderr == "", first.stderr
     assert "routed-advice: 1 cell to run (1 run in 1 bundle)" in first.stdout
+    limits = "on a CPU the advice will not say whether graphs help. Fix: run it on a host with a GPU"
+    assert limits in first.stdout.partition("1 run to start")[0]
     assert "There are no CUDA graphs on a CPU" in first.stdout
     assert "`launch/engines/torch_native/moe/token_dispatcher.py:" in first.stdout, "the line that sizes what arrives"
     sweep = host.sweep("routed-advice")
@@ -61,6 +63,7 @@ def test_a_users_program_is_advised_from_its_eager_run(host: Host) -> None:
     path = host.write(program_recipe("mine", RUN, GRAPHS))
     first = host.run("advise", path, "--executor", "local")
     assert first.returncode == 0, first.stdout + first.stderr
+    assert "on a CPU the advice will not say whether graphs help, nor what breaks a capture." in first.stdout
     assert "There are no CUDA graphs on a CPU" in first.stdout
     assert "Unknown: the observer of a user's program sees this only on a GPU." in first.stdout
     assert "  graphs:\n    none: []\n    compiled: [--compile]\n" in first.stdout

@@ -9,6 +9,7 @@ from launch.common.command_line import Parser
 from launch.contract.exit_codes import ExitCode
 from orchestrator.advise.eager_sweep import advice_recipe, inspected_eager_cells, own_graphs, write_advice
 from orchestrator.advise.nsys_profile import read_profile, render_profile
+from orchestrator.advise.render import describe_limits
 from orchestrator.cli.arguments import add_planning, redirect_messages
 from orchestrator.cli.planning import load_cells, memory_check, plan_cells
 from orchestrator.errors import input_error
@@ -37,6 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
             arguments, advice_recipe(recipe), inspected_eager_cells(cells), memory_check(arguments, recipe, target)
         )
         print_plan_summary(plan)
+        if limits := describe_limits(plan):
+            print(limits)
         conclude = partial(write_advice, own=own_graphs(cells))
         paths = Store(arguments.store).sweep(plan.name)
         code = run_sweep(paths, plan, target, "new", executor, wait=True, conclude=conclude)
