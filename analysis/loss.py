@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         evidence = ["", *_column_lines(files)]
         evidence += _evidence_lines(verdict.evidence, files, margins) if verdict.evidence else []
         evidence += [f"{copy}: {_COPY.format(original)}" for copy, original in files.copies.items()]
-    answer = [verdict.verdict, verdict.reason, f"Fix: {verdict.fix}." if verdict.fix else ""]
+    answer = [verdict.verdict, verdict.reason, f"Fix: {verdict.advice}." if verdict.advice else ""]
     text = "\n".join([*filter(None, answer), *evidence, "", _UNCHECKED]) + "\n"
     return _EXIT_CODES[verdict.verdict] if _print(text) else ExitCode.UNFINISHED
 

@@ -56,7 +56,7 @@ def _judge_without_copies(verdict: Verdict, files: CurveFiles, first: int, margi
         return alone
     if verdict.verdict == "DIVERGED" and _exceeds_own_noise(verdict, files, first, margins):
         return _unless_rounding(verdict, different, first)
-    return replace(alone, fix=_ANOTHER) if len(different.eager) == 1 else alone
+    return replace(alone, fix=_ANOTHER, alternatives=()) if len(different.eager) == 1 else alone
 
 
 def _unless_rounding(verdict: Verdict, different: CurveFiles, first: int) -> Verdict:

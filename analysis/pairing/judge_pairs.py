@@ -185,14 +185,15 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
         flaky = (text for pair in pairs for text in pair.flaky_attempts.values())
         conditions = _other_conditions(pairs)
         causes = (*flaky, *others.deviating, *filter(None, [conditions]))
-        fix = _ONE_MACHINE if conditions else verdict.fix
-        verdict = replace(verdict, reason="; ".join((verdict.reason, *causes)), fix=fix, noisy=not causes)
+        verdict = replace(verdict, reason="; ".join((verdict.reason, *causes)), noisy=not causes)
+        if conditions:
+            verdict = replace(verdict, fix=_ONE_MACHINE, alternatives=())
     graphed = _graphed_curves(pairs)
     wide = widen_by_rounding(margins, pairs[0].attempts[1], eager, graphed, slice(1))
     unlike = describe_unlike_start({**eager, **graphed}, wide) if spec.engine == "command" else ""
     if unlike and verdict.verdict == "INCONCLUSIVE":
         # More repeats would not remove this cause.
-        verdict = replace(verdict, reason=f"{verdict.reason}; {unlike}", fix=START_ALIKE, noisy=False)
+        verdict = replace(verdict, reason=f"{verdict.reason}; {unlike}", fix=START_ALIKE, alternatives=(), noisy=False)
     if perturbed is None and baseline.missing and _may_be_rounding(verdict):
         verdict = _await_perturbed(verdict, baseline.missing)
     return _Group(eager, perturbed, verdict, not others.exist and any(pair.exact is None for pair in pairs))

@@ -101,12 +101,14 @@ def judge_with_checks(verdict: Verdict, checks: StepChecks | None) -> Verdict:
     if checks.undecided:
         return verdict
     if verdict.verdict == "INCONCLUSIVE" and verdict.noisy:
-        return replace(verdict, verdict=STEP_CHECKED, reason=f"{checks.summary}; {verdict.reason}", fix="")
+        return replace(
+            verdict, verdict=STEP_CHECKED, reason=f"{checks.summary}; {verdict.reason}", fix="", alternatives=()
+        )
     if verdict.verdict == "DIVERGED" and verdict.deviation and math.isfinite(verdict.deviation.size):
         reason = f"the checked steps agree ({checks.summary}), but the curves do not: {verdict.reason}"
-        return replace(verdict, verdict="INCONCLUSIVE", reason=reason, fix=_SUSPECT)
+        return replace(verdict, verdict="INCONCLUSIVE", reason=reason, fix=_SUSPECT, alternatives=())
     # The steps are checked already, and noise is not the only cause.
-    return replace(verdict, fix=verdict.fix.replace(CHECK_STEPS, ""))
+    return verdict.without([CHECK_STEPS])
 
 
 _LOOK_AT = "inspect the named tensor: the graph computes it from different values than uncaptured code does (docs/step_check.md)"

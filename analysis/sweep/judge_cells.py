@@ -12,7 +12,7 @@ from analysis.speed.speedup import Speed, cell_speed, ratios_of
 from analysis.sweep.cell_evidence import CellEvidence, collect_evidence
 from analysis.sweep.cell_results import CellResult
 from analysis.verdict.family import judge_family
-from analysis.verdict.verdict import PASSES, Verdict
+from analysis.verdict.verdict import OF_SETTINGS, PASSES, Verdict
 from launch.contract.exit_codes import ExitCode
 
 _SEVERAL_VERSIONS = "its repeats ran different code, libraries or data; run all of them again with one version"
@@ -86,8 +86,12 @@ def _speedup(cell: CellEvidence, family: Correction = ALONE_ONCE) -> Speed | Non
 
 def _result(cell: CellEvidence, verdict: Verdict | None, speedup: Speed | None) -> CellResult:
     result = cell.result
-    pairs = (replace(pair, verdict=_pair_verdict(pair.verdict, result.verdict, verdict)) for pair in result.pairs)
-    return replace(result, pairs=tuple(pairs), verdict=verdict, speed=replace(result.speed, speedup=speedup))
+    refused = [OF_SETTINGS[setting] for setting in result.cell.refused_settings]
+    judged = [_pair_verdict(pair.verdict, result.verdict, verdict).without(refused) for pair in result.pairs]
+    pairs = tuple(replace(pair, verdict=own) for pair, own in zip(result.pairs, judged, strict=True))
+    return replace(
+        result, pairs=pairs, verdict=verdict and verdict.without(refused), speed=replace(result.speed, speedup=speedup)
+    )
 
 
 def _pair_verdict(own: Verdict, alone: Verdict | None, final: Verdict | None) -> Verdict:

@@ -27,7 +27,7 @@ def judge_family(verdicts: Sequence[Verdict], elsewhere: int = 0) -> tuple[Verdi
 
 def _uncertain(verdict: Verdict, tests: int) -> Verdict:
     reason = f"within the margins on its own (p {verdict.p:.2g}), but not certain enough among {tests} tested cells"
-    return Verdict("INCONCLUSIVE", reason, REPEAT, verdict.evidence, noisy=True)
+    return Verdict("INCONCLUSIVE", reason, "", verdict.evidence, noisy=True, alternatives=REPEAT)
 
 
 def holm(p_values: Sequence[float]) -> tuple[bool, ...]:

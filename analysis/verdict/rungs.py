@@ -19,29 +19,23 @@ from analysis.verdict.divergence import LASTING, SURE, SURE_ALONE, exceeds_margi
 from analysis.verdict.equivalence_test import ALPHA
 from analysis.verdict.noise import NoiseFloor, noise_scale
 from analysis.verdict.step_test import find_hidden, spike_limit
-from analysis.verdict.verdict import CHECK_STEPS, REPEAT, Verdict
+from analysis.verdict.verdict import CHECK_STEPS, DETERMINISTIC, REPEAT, Verdict
 from launch.common.text import listed
 from launch.contract.plan import MINIMUM_STEPS, Margins
 from launch.contract.records.step_metrics import Metric
 
 SMALLER = "capture a smaller scope until the curves agree, and look at the first step that differs"
 _SECOND = "add a second eager run (repeats: 2 in a recipe), since it measures the noise floor"
-_REPRODUCE = f"make eager runs reproducible by deterministic mode (training.deterministic: true), {CHECK_STEPS}or lower the learning rate"
+_LESS_NOISE = (DETERMINISTIC, CHECK_STEPS, "lower the learning rate")
 _NOT_DETERMINISTIC = (
-    "find the nondeterministic operation of the eager run (see the notes of its runs), or judge by margins "
-    "(training.deterministic: false)"
+    "find the nondeterministic operation of the eager run (see the notes of its runs)",
+    "judge by margins (training.deterministic: false)",
 )
 _JUDGE_STEPS = (
     "judge single steps instead of bits (training.deterministic: false, step_checks: 5), or add repeats: an eager run that differs "
     "too shows that graphs are not the cause"
 )
-_SEPARATE = (
-    f"remove the noise by deterministic mode (training.deterministic: true), {CHECK_STEPS}or lower the learning rate"
-)
-_AGAIN = (
-    "add repeats, since a fault appears in every graphed run and a spike does not; or use deterministic mode "
-    "(training.deterministic: true)"
-)
+_AGAIN = ("add repeats, since a fault appears in every graphed run and a spike does not", DETERMINISTIC)
 _MOVE = "make the loss fall (learning rate, data, loss scale, more steps), or set a margin that suits such losses"
 _LEARN = (
     "train for more steps until the loss falls by more. Or set step_checks: 5, which compares what a captured optimizer writes; "
@@ -149,8 +143,9 @@ def _diverged(window: ComparisonWindow, place: int, sample: Sample) -> Verdict:
     return Verdict("DIVERGED", reason, SMALLER, window.evidence, Deviation(step, metric, size))
 
 
-def _inconclusive(window: ComparisonWindow, reason: str, fix: str, *, noisy: bool = False) -> Verdict:
-    return Verdict("INCONCLUSIVE", reason + _of_several(window), fix, window.evidence, noisy=noisy)
+def _inconclusive(window: ComparisonWindow, reason: str, *alternatives: str, noisy: bool = False) -> Verdict:
+    reason += _of_several(window)
+    return Verdict("INCONCLUSIVE", reason, "", window.evidence, noisy=noisy, alternatives=alternatives)
 
 
 def _of_several(window: ComparisonWindow) -> str:
@@ -200,7 +195,7 @@ def _large_floor(window: ComparisonWindow, floor: NoiseFloor, *, spikes: bool) -
                 f"{floor.source} differ among themselves: their {METRIC_NAMES[sample.metric]} by up to {widest:.3g}, "
             )
             reason += f"and the margin is {margin:g}"
-            return _inconclusive(window, reason, _REPRODUCE if margin > 0 else _NOT_DETERMINISTIC, noisy=margin > 0)
+            return _inconclusive(window, reason, *(_LESS_NOISE if margin > 0 else _NOT_DETERMINISTIC), noisy=margin > 0)
     return None
 
 
@@ -223,8 +218,8 @@ def exceeds_margin(window: ComparisonWindow) -> Verdict | None:
         if floor and size > margin + SURE_ALONE * floor.of(metric):
             equal = len(window.different) < len(window.graphed)
             spike = f"a rare spike of noise: {_where_alone(window)}, and it lasts for less than {LASTING} steps"
-            return _inconclusive(window, f"{reason}{spike}", _SEPARATE if equal else _AGAIN)
-        return _inconclusive(window, f"{reason}noise", _SEPARATE, noisy=True)
+            return _inconclusive(window, f"{reason}{spike}", *(_LESS_NOISE if equal else _AGAIN))
+        return _inconclusive(window, f"{reason}noise", *_LESS_NOISE, noisy=True)
     return None
 
 
@@ -247,7 +242,7 @@ def hides_difference(window: ComparisonWindow) -> Verdict | None:
                 f"{window.expected[window.first + hidden.place]} is within the margin of {margin:g}, but noise of "
                 f"{hidden.noise:.3g} ({scale.source}) may hide a larger one: with this noise the limit is {hidden.limit:.3g}"
             )
-            return _inconclusive(window, reason, _SEPARATE, noisy=True)
+            return _inconclusive(window, reason, *_LESS_NOISE, noisy=True)
     return None
 
 
@@ -272,12 +267,14 @@ def _train_longer(window: ComparisonWindow) -> str:
 def not_equivalent(window: ComparisonWindow) -> Verdict | None:
     """Rungs 3 and 4 over the window: return INCONCLUSIVE unless the tests confirm equivalence."""
     if len(window.evidence.tested) < len(window.samples):
-        return _inconclusive(window, "a gradient norm is 0, so there is no relative difference", _SEPARATE)
+        return _inconclusive(window, "a gradient norm is 0, so there is no relative difference", *_LESS_NOISE)
     for tested in window.evidence.tested:
         name, margin = METRIC_NAMES[tested.metric], window.margins.of(tested.metric)
         if not tested.p <= ALPHA:
             reason = f"the mean difference of the {name} is {tested.mean.value:.3g} +- {tested.mean.half_width:.3g}: "
-            return _inconclusive(window, f"{reason}not shown to be within the margin of {margin:g}", REPEAT, noisy=True)
+            return _inconclusive(
+                window, f"{reason}not shown to be within the margin of {margin:g}", *REPEAT, noisy=True
+            )
         if drift := _describe_drift(window, tested):
             return _inconclusive(window, drift, _LONGER)
     return None
@@ -307,7 +304,7 @@ def name_other_causes(window: ComparisonWindow, verdict: Verdict) -> Verdict:
     if not cause:
         return verdict
     short = window.margins.mode == "full" and window.evidence.steps < MINIMUM_STEPS
-    fix = f"{_train_longer(window)}; besides, {verdict.fix}" if short else verdict.fix
+    fix = _train_longer(window) if short else verdict.fix
     return replace(verdict, reason=f"{verdict.reason}; besides, {cause}", fix=fix, noisy=False)
 
 

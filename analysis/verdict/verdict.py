@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from analysis.verdict.curve_difference import Deviation
 from analysis.verdict.curve_evidence import CurveEvidence
+from launch.contract.plan import AdvisedSetting
 
 STEP_CHECKED: Final = "EQUIVALENT (step-checked)"
 VerdictName = Literal[
@@ -17,14 +18,16 @@ VERDICTS: tuple[VerdictName, ...] = get_args(VerdictName)
 """From the best to the worst. A pair is UNFINISHED if one of its runs has no outcome yet."""
 PASSES: tuple[VerdictName, ...] = ("BITWISE", "EQUIVALENT", STEP_CHECKED)
 
-REPEAT = "add repeats to narrow the interval, or use deterministic mode (training.deterministic: true)"
-CHECK_STEPS = "judge single steps despite the noise (step_checks: 5), "
-"""A part of a fix. Step checks decide where the noise is the only cause."""
+DETERMINISTIC = "use deterministic mode (training.deterministic: true)"
+CHECK_STEPS = "judge single steps despite the noise (step_checks: 5)"
+"""Step checks decide where the noise is the only cause."""
+OF_SETTINGS: Mapping[AdvisedSetting, str] = {"training.deterministic=true": DETERMINISTIC, "step_checks=5": CHECK_STEPS}
+REPEAT = ("add repeats to narrow the interval", DETERMINISTIC)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict with its reason. ``fix`` is the cheapest change that would settle it. Both may be empty."""
+    """A verdict with its reason. What would settle it is ``fix`` and one of ``alternatives``. All three may be empty."""
 
     verdict: VerdictName
     reason: str = ""
@@ -35,10 +38,21 @@ class Verdict:
     """Whether too much eager noise for the margin is the only cause of an INCONCLUSIVE."""
     needed_run: str = ""
     """The id of the perturbed run that a more certain verdict needs; empty if it needs none."""
+    alternatives: tuple[str, ...] = ()
+    """Changes of which one is enough, the cheapest first."""
 
     @property
     def passes(self) -> bool:
         return self.verdict in PASSES
+
+    @property
+    def advice(self) -> str:
+        """``fix`` and ``alternatives`` in one text."""
+        return "; besides, ".join(filter(None, [self.fix, ", or ".join(self.alternatives)]))
+
+    def without(self, alternatives: Collection[str]) -> Verdict:
+        """Return this verdict without some of its alternatives."""
+        return replace(self, alternatives=tuple(one for one in self.alternatives if one not in alternatives))
 
     @property
     def p(self) -> float:

@@ -18,6 +18,8 @@ from launch.contract.spec import RunSpec, spec_from_json
 
 WRAPPED = "wrap"
 """The ``recipe_file`` of a plan whose recipe `wrap` made."""
+AdvisedSetting = Literal["training.deterministic=true", "step_checks=5"]
+"""A setting that verdicts advise against noise."""
 CellState = Literal["run", "rejected", "not_runnable"]
 
 
@@ -85,6 +87,8 @@ class Cell:
     """Whether the last of ``run_ids`` is an eager cell's perturbed run instead of a repeat (RunSpec.perturbed)."""
     known_faults: tuple[Reason, ...] = ()
     """Why its results are known to be wrong, although no rule rejects it."""
+    refused_settings: tuple[AdvisedSetting, ...] = ()
+    """Settings that its verdict does not advise, because they would change nothing or a rule would reject them."""
 
     @property
     def repeat_ids(self) -> tuple[str, ...]:
@@ -132,7 +136,7 @@ class Plan:
     recipe: str
     """The resolved recipe, as YAML."""
     recipe_file: str
-    """The name of the recipe's file, without its folder, or ``WRAPPED``."""
+    """The name of the recipe's file, without its folder. It is "wrap" if the verb of this name made the recipe."""
     margins: Margins
     cells: tuple[Cell, ...]
     bundles: tuple[PlannedBundle, ...]

@@ -13,7 +13,7 @@ from launch.contract.spec_ids import digest, run_id
 from launch.support import known_faults
 from orchestrator.errors import input_error
 from orchestrator.plan.memory_check import MemoryCheck
-from orchestrator.plan.sound_fixes import keep_sound_fixes
+from orchestrator.plan.sound_fixes import keep_sound_fixes, refused_settings
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.fields import AUTO_LOOKS, most_repeats
 from orchestrator.recipe.recipe import Recipe
@@ -64,6 +64,7 @@ def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> Cell:
         run_ids,
         Limits(cell.resources.minutes_per_run * 60, cell.resources.hang_minutes * 60),
         known_faults=keep_sound_fixes(cell.spec, known_faults(cell.spec)) if state != "rejected" else (),
+        refused_settings=refused_settings(cell.spec) if state == "run" and cell.spec.graphed else (),
     )
     perturbed = recipe.perturbed and state == "run" and _can_be_perturbed(cell.spec)
     return _add_perturbed(judged, _perturbed_id(judged)) if perturbed else judged

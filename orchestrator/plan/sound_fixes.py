@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
-from launch.contract.plan import Reason
+from launch.contract.plan import AdvisedSetting, Reason
 from launch.contract.spec import RunSpec
 from launch.frameworks.megatron_spec import megatron_spec
 from launch.support import known_faults
@@ -48,6 +48,17 @@ def keep_sound_fixes(spec: RunSpec, reasons: tuple[Reason, ...], of_program: boo
     judged = (megatron_spec(spec) or spec) if spec.engine == "command" else spec
     before, absent = _judge(judged), _NOT_OF_PROGRAMS if of_program or spec.engine == "command" else set()
     return tuple(replace(reason, remedy=_keep_sound(judged, reason, before, absent)) for reason in reasons)
+
+
+def refused_settings(spec: RunSpec) -> tuple[AdvisedSetting, ...]:
+    """Return the settings that verdicts advise but that do not help ``spec``."""
+    judged = (megatron_spec(spec) or spec) if spec.engine == "command" else spec
+    before, absent = _judge(judged), _NOT_OF_PROGRAMS if spec.engine == "command" else set()
+    return tuple(
+        setting
+        for setting in get_args(AdvisedSetting)
+        if _parse(setting)[0] in absent or not _helps(judged, [setting], before)
+    )
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def _pair_reasons(pair: PairResult, result: CellResult) -> Iterator[tuple[str, s
     """Yield the text before the cell's name, and the text after it."""
     verdict = pair.verdict
     if verdict.reason:
-        fix = f" Fix: {verdict.fix}{_bisect(result)}." if verdict.fix else ""
+        fix = f" Fix: {verdict.advice}{_bisect(result)}." if verdict.advice else ""
         yield f"**{verdict.verdict}** ", f"{cell_text(verdict.reason)}.{fix}{_notes(result, pair)}"
     if pair.differences:
         yield "", f"the environments differ. {cell_text('; '.join(pair.differences))}."

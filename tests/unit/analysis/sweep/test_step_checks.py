@@ -294,7 +294,7 @@ def test_checks_do_not_stand_in_for_what_noise_does_not_explain(
     result = compared(tmp_path, noisy, **settings)
     verdict, reason = verdict_of(result)
     assert verdict == "INCONCLUSIVE" and cause in reason
-    assert result.verdict and "judge single steps despite" not in result.verdict.fix, "they are checked already"
+    assert result.verdict and "judge single steps despite" not in result.verdict.advice, "they are checked already"
 
 
 def test_checks_of_one_version_do_not_stand_in_for_another_cause_in_another(tmp_path: Path) -> None:
@@ -362,3 +362,16 @@ def test_a_report_shows_what_was_checked(tmp_path: Path) -> None:
     assert cell["step_checks"]["steps"] == list(STEPS) and "layers.3.mlp.down" in cell["step_checks"]["fault"]
     report = (tmp_path / "report/report.md").read_text()
     assert "## Step checks" in report and "4, 62, 119" in report
+
+
+def test_no_verdict_advises_a_setting_that_the_plan_says_is_refused(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, edit=lambda run: add_noise(run, 2.0))
+    for refused in ([], ["training.deterministic=true"]):
+        plan = read_json(sweep.plan)
+        for cell in plan["cells"]:
+            cell["refused_settings"] = refused
+        write_json(sweep.plan, plan)
+        result = compare_cells(load(sweep))[1]
+        assert result.verdict and "judge single steps despite" in result.verdict.advice
+        for verdict in (result.verdict, *(pair.verdict for pair in result.pairs)):
+            assert ("use deterministic mode" in verdict.advice) is (not refused)

@@ -155,7 +155,7 @@ def test_noisy_curves_that_are_too_short_are_to_be_longer_first() -> None:
     sides = ([noisy(curve(50, graphed=side), random, 3.0) for _ in range(2)] for side in (True, False))
     found = of_repeats(*sides, steps=50)
     assert (found.verdict, found.noisy) == ("INCONCLUSIVE", False), "clean step checks do not excuse it"
-    assert found.fix.startswith(f"set training.steps to {STEPS} or more; besides, make eager runs reproducible")
+    assert found.advice.startswith(f"set training.steps to {STEPS} or more; besides, use deterministic mode")
 
 
 def renumbered(steps: Steps) -> Steps:
@@ -197,7 +197,7 @@ def test_the_same_wrong_steps_on_both_sides_are_incomparable() -> None:
 def test_a_run_with_nothing_after_the_capture_is_incomparable() -> None:
     last = verdict(curve(CAPTURE + 1, graphed=True), curve(CAPTURE + 1), steps=CAPTURE + 1)
     assert last.verdict == "INCOMPARABLE"
-    assert "more steps" in last.fix
+    assert "more steps" in last.advice
 
 
 def test_within_the_margin_is_inconclusive_where_evidence_is_thin() -> None:
@@ -205,7 +205,7 @@ def test_within_the_margin_is_inconclusive_where_evidence_is_thin() -> None:
     assert verdict(near, curve()).verdict == "INCONCLUSIVE"
     short = verdict(moved(curve(60, graphed=True), 50, 5e-4), steps=60)
     assert short.verdict == "INCONCLUSIVE"
-    assert str(STEPS) in short.fix
+    assert str(STEPS) in short.advice
     assert verdict(near, curve(), moved(curve(), 50, loss=2e-3)).verdict == "INCONCLUSIVE"
 
 
@@ -214,7 +214,7 @@ def test_beyond_the_margin_is_inconclusive_where_eager_is_as_far_from_itself_in_
     wide = verdict(far, curve(), moved(curve(), 80, loss=2e-3))
     assert wide.verdict == "INCONCLUSIVE"
     assert "eager repeats differ among themselves: their loss by up to 0.002" in wide.reason
-    assert "deterministic" in wide.fix
+    assert "deterministic" in wide.advice
     assert verdict(far, curve(), moved(curve(), 80, grad_norm=0.5)).verdict == "DIVERGED"
     alone = verdict(far, curve())
     assert alone.verdict == "INCONCLUSIVE"
@@ -240,7 +240,7 @@ def test_a_step_beyond_the_margin_that_the_floor_may_explain_is_inconclusive() -
     assert of_repeats([far, moved(far, 90, loss=1e-6)], noisy).verdict == "DIVERGED"
     equal = of_repeats([far, far], noisy)
     assert equal.verdict == "INCONCLUSIVE", "equal runs have the same spikes"
-    assert "step_checks" in equal.fix
+    assert "step_checks" in equal.advice
     same = of_repeats([farther, farther], noisy)
     assert (
         same.verdict == "INCONCLUSIVE" and "repeats are equal bit for bit, so they have the same noise" in same.reason
@@ -248,7 +248,7 @@ def test_a_step_beyond_the_margin_that_the_floor_may_explain_is_inconclusive() -
     assert "there is only one graphed run" in of_repeats([farther], noisy).reason
     spike = of_repeats([farther, curve(graphed=True)], noisy)
     assert spike.verdict == "INCONCLUSIVE" and "may be a rare spike of noise" in spike.reason
-    assert "add repeats" in spike.fix
+    assert "add repeats" in spike.advice
     lasting = shifted(curve(graphed=True), np.where(np.arange(STEPS) >= STEPS - 20, 7.0, 0.0))
     for graphed in ([lasting, curve(graphed=True)], [lasting]):
         assert of_repeats(graphed, noisy).verdict == "DIVERGED", "no spike lasts for 20 steps"
@@ -259,7 +259,7 @@ def test_deterministic_runs_that_are_not_are_said_to_be_so() -> None:
     eager = curve(), moved(curve(), 80, loss=1e-6)
     found = verdict(moved(curve(graphed=True), 50, loss=1e-6), *eager, margins=nothing)
     assert found.verdict == "INCONCLUSIVE"
-    assert "nondeterministic operation" in found.fix
+    assert "nondeterministic operation" in found.advice
 
 
 TO_THE_BIT = Margins(loss=0.0, grad_norm=0.0)
@@ -292,7 +292,7 @@ def test_graphed_repeats_that_disagree_prove_nothing_where_one_equals_eager(grap
     found = to_the_bit([CURVES[name] for name in graphed], (USUAL,) * eager)
     assert (found.verdict, found.noisy) == ("INCONCLUSIVE", False), "clean step checks do not excuse it either"
     assert f"graphed {graphed.index('usual')}" in found.reason.split(" bit for bit, unlike ")[0]
-    assert "first at step 6" in found.reason and "step_checks: 5" in found.fix
+    assert "first at step 6" in found.reason and "step_checks: 5" in found.advice
 
 
 @given(
@@ -353,7 +353,9 @@ def test_where_eager_does_not_train_nothing_is_equivalent() -> None:
     eager = [replace(curve(), loss=tiny), replace(curve(), loss=tiny)]
     found = of_repeats([replace(curve(graphed=True), loss=2 * tiny)], eager)
     assert (
-        found.verdict == "INCONCLUSIVE" and "the eager loss moves by no more than 0.00033" in found.reason and found.fix
+        found.verdict == "INCONCLUSIVE"
+        and "the eager loss moves by no more than 0.00033" in found.reason
+        and found.advice
     )
     zero = np.zeros(STEPS)
     without = [replace(curve(), grad_norm=zero)] * 2
@@ -501,7 +503,7 @@ def test_a_mean_near_the_margin_is_not_shown_to_be_within_it(metric: Metric) -> 
     found = of_repeats([shifted(curve(graphed=True), offset, metric) for offset in (0.3, 0.7)], eager)
     assert found.verdict == "INCONCLUSIVE"
     assert "the mean difference" in found.reason and "not shown" in found.reason
-    assert "repeats" in found.fix
+    assert "repeats" in found.advice
 
 
 def test_a_mean_beyond_the_margin_is_shown_though_no_step_stands_out() -> None:
@@ -528,14 +530,16 @@ def test_a_step_within_the_margin_does_not_pass_where_noise_may_hide_a_larger_di
     near = with_value(graphed[0], 60, "loss", mean + 0.96 * MARGINS.loss)
     found = of_repeats([near, graphed[1]], eager)
     assert found.verdict == "INCONCLUSIVE"
-    assert "(eager repeats) may hide a larger one" in found.reason and "deterministic" in found.fix
+    assert "(eager repeats) may hide a larger one" in found.reason and "deterministic" in found.advice
 
 
 def test_an_eager_spike_beyond_the_margin_is_inconclusive_and_the_tail_of_passing_noise_is_none() -> None:
     noise = np.random.default_rng(2)
     spike = moved(noisy(curve(), noise, 0.01), 60, loss=1.1 * MARGINS.loss)
     found = of_repeats([noisy(curve(graphed=True), noise, 0.01)] * 2, [noisy(curve(), noise, 0.01), spike])
-    assert found.verdict == "INCONCLUSIVE" and "eager repeats differ" in found.reason and "deterministic" in found.fix
+    assert (
+        found.verdict == "INCONCLUSIVE" and "eager repeats differ" in found.reason and "deterministic" in found.advice
+    )
 
 
 def test_what_drifts_towards_the_margin_does_not_pass() -> None:
@@ -543,7 +547,7 @@ def test_what_drifts_towards_the_margin_does_not_pass() -> None:
     found = verdict(shifted(curve(graphed=True), drifting))
     assert found.verdict == "INCONCLUSIVE"
     assert "the loss drifts: the difference rose by 0.00086" in found.reason
-    assert "twice as many steps" in found.fix
+    assert "twice as many steps" in found.advice
     assert verdict(shifted(curve(graphed=True), drifting / 2)).verdict == "EQUIVALENT"
     assert verdict(shifted(curve(graphed=True), drifting[::-1])).verdict == "EQUIVALENT", (
         "what goes back does not leave"
@@ -614,7 +618,7 @@ def test_of_many_cells_each_has_to_be_surer() -> None:
     assert {v.verdict for v in judge_family([*sure, unsure])} == {"EQUIVALENT"}, "the last of Holm's steps is at alpha"
     twice = judge_family([unsure, *sure, unsure])
     assert [v.verdict for v in twice] == ["INCONCLUSIVE", *["EQUIVALENT"] * 4, "INCONCLUSIVE"]
-    assert "among 6 tested cells" in twice[0].reason and twice[0].fix
+    assert "among 6 tested cells" in twice[0].reason and twice[0].advice
     failed = judge_family([verdict(moved(curve(graphed=True), 77, 2e-3)), unsure])
     assert [v.verdict for v in failed] == ["DIVERGED", "INCONCLUSIVE"]
     assert judge_family([unsure], elsewhere=1)[0].verdict == "INCONCLUSIVE", "another cell may fail"

@@ -17,7 +17,7 @@ from launch.support import SUPPORT, known_faults
 from orchestrator.advise.eager_sweep import inspected_eager_cells, list_candidates
 from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.plan.planner import make_plan
-from orchestrator.plan.sound_fixes import ALONE, alternatives, apply, keep_sound_fixes
+from orchestrator.plan.sound_fixes import ALONE, alternatives, apply, keep_sound_fixes, refused_settings
 from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load
 from orchestrator.rules import RULES, refusals
@@ -190,3 +190,16 @@ def test_a_fix_that_adds_to_another_fix_is_left_out() -> None:
     )
     (remedy,) = (reason.remedy for reason in keep_sound_fixes(spec, refusals(spec)))
     assert remedy.endswith(", or engine=torch_native."), "not also with another dispatcher"
+
+
+def test_verdicts_advise_no_setting_that_rules_refuse() -> None:
+    found = {
+        name: {
+            refused_settings(cell.spec)
+            for cell in expand(load(SHIPPED / f"{name}.yaml", []), "cuda")
+            if cell.spec.graphed
+        }
+        for name in ("gpt_oss_5l_megatron", "launch_bound", "user_script")
+    }
+    assert all("training.deterministic=true" in refused for refused in found["gpt_oss_5l_megatron"])
+    assert found["launch_bound"] == {()} and found["user_script"] == {("step_checks=5",)}
