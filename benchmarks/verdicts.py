@@ -405,6 +405,14 @@ TRUE = 20.0
 """The milliseconds of a graphed step."""
 
 
+def _noise_of_host(random: np.random.Generator) -> Floats:
+    """Return numbers of standard deviation 0.1, neighbours with a correlation of 0.8, shape (STEPS,)."""
+    noise: Floats = random.normal(0, 0.06, STEPS)
+    for place in range(1, STEPS):
+        noise[place] += 0.8 * noise[place - 1]
+    return noise
+
+
 def run_of(random: np.random.Generator, mean_ms: float, kind: str, graphed: bool, spread: float = RUN_SPREAD) -> Steps:
     """Return a run whose measured steps take ``mean_ms`` on average. ``kind`` names a change of some of them."""
     level = np.exp(random.normal(0, spread))
@@ -414,6 +422,8 @@ def run_of(random: np.random.Generator, mean_ms: float, kind: str, graphed: bool
         times[hit] *= random.uniform(1.5, 10, int(hit.sum()))
     elif kind == "noisy":
         times *= np.exp(random.normal(0, 0.1, STEPS))
+    elif kind == "busy host":
+        times *= np.exp(_noise_of_host(random) * (0.2 if graphed else 1.0))
     elif kind == "drift":
         times *= 1 + np.linspace(0, 0.03, STEPS)
     elif kind.startswith("cools over ") and not graphed:

@@ -5,8 +5,9 @@ side of every pair does this, all ratios are wrong in the same way, and no inter
 
 A window is cut into blocks. A straight line, one change of level, or a stretch of blocks with another level may stand out from the
 noise, in all pairs together. Such a stretch may also do so in one pair. If nothing stands out, the speed-up is steady. Otherwise the
-speed-up may be that of the stretches, that of the other blocks, or an extrapolation of the straight line through the second half. The
-second half is used because most transients slow down. Each of these has its own uncertainty.
+speed-up may be that of the stretches, that of the other blocks, or an extrapolation of a straight line. Each of these has its own
+uncertainty. Of two lines, the one with the narrower interval counts: through the second half, because most transients slow down, or
+through all blocks, where noise hides the slope of a half.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ CHANGES = _unit(np.tri(BLOCKS - 1, BLOCKS))
 out."""
 LINE = _unit(np.arange(BLOCKS, dtype=float)[None])
 """A straight line through all blocks, shape (1, blocks)."""
-HALF_LINE = _unit(np.arange(BLOCKS - BLOCKS // 2, dtype=float)[None])
-"""A straight line through the second half."""
+HALF_LINE = _unit(np.arange(BLOCKS // 2, dtype=float)[None])
+"""A straight line through half the blocks."""
 
 Interval = tuple[float, float]
 Profile = tuple[float, ...]
@@ -87,7 +88,7 @@ def later_ratios(profiles: Sequence[Profile]) -> Interval:
         any(_stands_out(blocks, shapes) for shapes in (STRETCHES, CHANGES, LINE))
     ):
         return 1.0, 1.0
-    logs = [*_levels(blocks), *_ahead(blocks[:, BLOCKS // 2 :])]
+    logs = [*_levels(blocks).flat, *_ahead(blocks)]
     return math.exp(min(logs)), math.exp(max(logs))
 
 
@@ -110,30 +111,36 @@ def _fit(blocks: Floats, shapes: Floats) -> tuple[Floats, Floats, int]:
     return size, left, degrees
 
 
-def _levels(blocks: Floats) -> Interval:
-    """Return the mean over pairs of the lower and the higher level, inside and outside each pair's most different stretch.
+def _levels(blocks: Floats) -> Floats:
+    """Return the lower and the higher level, inside and outside a stretch, twice: shape (2, 2).
 
-    The means are as uncertain as the levels of one pair, because all pairs may deviate from their stretch in the same way.
+    First, of the stretch that differs most in all pairs together. Second, the mean over pairs of the levels by each pair's own
+    stretch. All are as uncertain as those of one pair, because all pairs may deviate from their stretch in the same way.
     """
-    levels = np.array([_levels_of(each) for each in blocks[:, None]])
-    return float(levels[:, 0].mean()), float(levels[:, 1].mean())
+    return np.array([_levels_of(blocks), np.mean([_levels_of(each) for each in blocks[:, None]], axis=0)])
 
 
 def _levels_of(blocks: Floats) -> Interval:
     size, left, degrees = _fit(blocks, STRETCHES)
-    best = int(np.argmax(np.abs(size)))
+    best = int(np.argmax(np.abs(size.mean(axis=0))))
     inside = STRETCHES[best] > 0
-    sides = blocks[0, inside], blocks[0, ~inside]
-    half = quantile(1 - ALPHA / 2, degrees) * left[best] / math.sqrt(min(map(len, sides)))
+    sides = blocks[:, inside], blocks[:, ~inside]
+    half = quantile(1 - ALPHA / 2, degrees) * left[best] / math.sqrt(min(side.shape[1] for side in sides))
     low, high = sorted(float(side.mean()) for side in sides)
     return low - half, high + half
 
 
-def _ahead(late: Floats) -> Interval:
-    """Return the interval of the log ratio ``HORIZON`` windows later, by a line through the ``late`` blocks of all pairs."""
-    count = late.shape[1]
-    size, left, degrees = _fit(late, HALF_LINE)
+def _ahead(blocks: Floats) -> Interval:
+    """Return the interval of the log ratio ``HORIZON`` windows later, by the line that determines it better."""
+    lines = _extrapolate(blocks, LINE), _extrapolate(blocks[:, BLOCKS // 2 :], HALF_LINE)
+    return min(lines, key=lambda found: found[1] - found[0])
+
+
+def _extrapolate(blocks: Floats, line: Floats) -> Interval:
+    """Return the interval of the log ratio ``HORIZON`` windows after the last of ``blocks``, by a ``line`` through all pairs."""
+    count = blocks.shape[1]
+    size, left, degrees = _fit(blocks, line)
     reach = (HORIZON * BLOCKS + count / 2) / math.sqrt((count**3 - count) / 12)
-    half = quantile(1 - ALPHA / 2, degrees) * float(left[0]) * math.sqrt((1 / count + reach**2) / len(late))
-    ahead = float(late.mean() + reach * size.mean())
+    half = quantile(1 - ALPHA / 2, degrees) * float(left[0]) * math.sqrt((1 / count + reach**2) / len(blocks))
+    ahead = float(blocks.mean() + reach * size.mean())
     return ahead - half, ahead + half

@@ -82,6 +82,7 @@ def verdicts(true: float, repeats: int, kind: str) -> Counter[str]:
         ("slow any half", 2),
         ("slow any half, uneven", 3),
         ("slow but for the last tenth, uneven", 2),
+        ("busy host", 3),
     ],
 )
 def test_a_step_that_is_not_faster_is_called_faster_as_rarely_as_the_interval_promises(kind: str, repeats: int) -> None:
@@ -99,6 +100,11 @@ def test_a_slow_state_of_nearly_the_whole_window_is_seldom_called_faster() -> No
 
 def test_a_transient_does_not_hide_a_large_speed_up() -> None:
     assert verdicts(1.5, 3, "cools over 15")["FASTER"] >= 0.95 * SWEEPS
+
+
+def test_a_busy_host_does_not_hide_a_large_speed_up() -> None:
+    """Eager steps have a standard deviation of 10%, and neighbours are alike. The line through half a window then says nothing."""
+    assert verdicts(2.8, 3, "busy host")["FASTER"] >= 0.95 * SWEEPS
 
 
 @pytest.mark.parametrize(
