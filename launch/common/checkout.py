@@ -15,6 +15,9 @@ from launch import ROOT
 
 _NOT_OWN = {"site-packages", "node_modules"}
 """Folders with code of other projects."""
+_SCRIPTS = (".py", ".sh")
+_SETTINGS = (".yaml", ".yml", ".toml", ".ini", ".cfg")
+"""The files that a command names and only reads. It may write others, such as JSON."""
 PARTS = ("orchestrator", "launch", "analysis", "recipes", "clusters")
 """The parts of the checkout that pip installs."""
 BUILT_FROM = "built_from.json"
@@ -63,10 +66,11 @@ def describe_commit(root: Path, parts: Sequence[str] = PARTS) -> dict[str, Any]:
         return {"commit": run_git(root, "rev-parse", "HEAD"), "dirty": bool(changed)}
 
 
-def describe_code(folder: Path) -> dict[str, Any]:
+def describe_code(folder: Path, command: Sequence[str] = ()) -> dict[str, Any]:
     """Return the commit of the checkout around ``folder``, whether it has changes, and a digest of both.
 
-    Without a checkout, the digest covers the Python files.
+    Without a checkout, the digest covers the Python files. It also covers the scripts and settings that the words of ``command``
+    name, and the code around those outside ``folder``, where the command starts.
     """
     commit = run_git(folder, "rev-parse", "HEAD")
     content = hashlib.sha256((commit or "").encode())
@@ -76,7 +80,34 @@ def describe_code(folder: Path) -> dict[str, Any]:
         content.update(changes.encode())
     for path in _untracked(folder) if commit is not None else _python_files(folder):
         content.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    words = (word for words in command for word in words.split())
+    named = sorted({file for word in words if (file := _named_file(folder, word))})
+    for file in named:
+        content.update(str(file).encode() + b"\0" + file.read_bytes())
+    outside = {file.parent for file in named if file.suffix in _SCRIPTS and not file.is_relative_to(folder.resolve())}
+    for other in sorted(outside):
+        content.update(_digest_around(other))
     return {"commit": commit, "dirty": bool(changes), "digest": content.hexdigest()[:10]}
+
+
+def _named_file(folder: Path, word: str) -> Path | None:
+    """Return the script or settings file that a command's ``word`` names, perhaps after an equals sign or in quotes."""
+    path = folder / word.rpartition("=")[2].strip("'\"")
+    # Path.is_file raises an error if the word is too long for a name.
+    is_file = path.suffix in (*_SCRIPTS, *_SETTINGS) and os.path.isfile(path)  # noqa: PTH113
+    return path.resolve() if is_file else None
+
+
+def _digest_around(folder: Path) -> bytes:
+    """Return a digest of the checkout around a script's ``folder``, or of the Python files directly in it.
+
+    Without a checkout, folders below it may hold anything, for example all files of a user.
+    """
+    if run_git(folder, "rev-parse", "HEAD") is not None:
+        return str(describe_code(folder)["digest"]).encode()
+    return b"".join(
+        path.name.encode() + b"\0" + path.read_bytes() for path in sorted(folder.glob("*.py")) if path.is_file()
+    )
 
 
 def run_git(folder: Path, *arguments: str) -> str | None:

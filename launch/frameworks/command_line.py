@@ -10,7 +10,7 @@ from itertools import dropwhile
 from pathlib import PurePath
 
 from launch.contract.records.probe import HOST_STEPS, TRACED_STEPS
-from launch.contract.spec import Parallelism, Placement, RunSpec, Training
+from launch.contract.spec import Command, Parallelism, Placement, RunSpec, Training
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.framework import Flags
 
@@ -36,6 +36,11 @@ def command_words(spec: RunSpec, places: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(
         _PLACEHOLDER.sub(lambda found: found[1] or values.get(found[2], found[0]), word) for word in _words(spec)
     )
+
+
+def shared_words(command: Command) -> tuple[str, ...]:
+    """Return the words that a run and its eager baseline know of each other, without those of flags that a framework adds."""
+    return (*shlex.split(command.run), *command.flags, *command.eager)
 
 
 def unknown_placeholders(words: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from launch.common.checkout import describe_code
 from launch.common.redact import redact
 from launch.contract.spec import RunSpec
 from launch.contract.spec_ids import digest
-from launch.frameworks.command_line import command_words
+from launch.frameworks.command_line import command_words, shared_words
 from launch.train.telemetry.provenance import describe
 
 
@@ -29,7 +29,7 @@ def describe_program(device: torch.device, spec: RunSpec, folders: Sequence[str]
     # ``name`` and ``version`` of a distribution would each parse its metadata again.
     found = (one.metadata for one in metadata.distributions(path=list(folders)))
     packages = dict(sorted((each["Name"], each["Version"]) for each in found if each["Name"]))
-    code = describe_code(Path(spec.command.workdir))
+    code = describe_code(Path(spec.command.workdir), shared_words(spec.command))
     words = [redact(word) for word in command_words(spec, {})]
     return {
         **described,

@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.capture_step is not None:
         raise input_error("--capture-step", "it is only for logs", "add --from-logs, or leave it out")
     workdir = Path.cwd()
-    code = describe_code(workdir)["digest"]
     eager, graphed = _only("--eager", arguments.eager), _only("--graphed", arguments.graphed)
+    code = describe_code(workdir, f"{eager} {graphed}".split())["digest"]
     counts = arguments.steps, arguments.repeats, arguments.ranks
     commands = WrappedCommands(eager, graphed, str(workdir), code, *counts, _margins(arguments))
     text = commands.recipe

@@ -351,6 +351,20 @@ def test_more_repeats_are_the_same_command_with_the_option_of_its_plan(
     assert {len(cell.repeat_ids) for cell in plans[1].cells if cell.run_ids} == {7}
 
 
+def test_commands_are_another_sweep_after_a_file_that_they_name_has_changed(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Otherwise the verdict of the runs on disk would be shown for what the program is now."""
+    settings, names = tmp_path_factory.mktemp("settings") / "train.yaml", []
+    for text in ("lr: 1", "lr: 1", "lr: 2"):
+        settings.write_text(text)
+        eager = f"sh a.sh --config={settings}"
+        assert main(["wrap", "--eager", eager, "--graphed", f"{eager} --graphs"]) == 1
+        caught = capsys.readouterr()
+        names.append(re.findall(r"name: (wrap_\w+)", caught.out + caught.err))
+    assert names[0] == names[1] != names[2] and names[2]
+
+
 def test_a_secret_in_a_command_is_not_shown(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
     token = "HF_TOKEN=hidden333 sh a.sh"
     for eager, said in ((token, "looks like a secret"), ("sh a.sh", "HF_TOKEN <HF_TOKEN> only graphed; ")):
