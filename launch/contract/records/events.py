@@ -21,7 +21,8 @@ from launch.contract.paths import AttemptPaths
 
 Phase = Literal["init", "build", "warmup", "capture", "settle", "measure", "probe", "teardown"]
 StepPhase = Phase | Literal["check"]
-"""The phase of a step. Steps that a step check or a digest may slow down have phase "check", while the rank stays in "measure"."""
+"""The phase of a step. Steps that a step check, sketches or a digest may slow down have phase "check", while the rank stays in
+"measure"."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
 """The phases that the eager baseline has too."""

@@ -9,6 +9,7 @@ import torch
 
 from launch.contract.errors import ProgramError
 from launch.contract.metric_names import Column, names_evaluation
+from launch.contract.plan import MINIMUM_STEPS
 from launch.contract.records.gradient_sketch import GradientSketch, StepSketch
 from launch.contract.records.step_metrics import Metric
 from launch.contract.spec import RunSpec
@@ -27,7 +28,8 @@ from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.profiler import StepsTrace
 
 SKETCHED_STEPS = 16
-"""Gradients of later steps are not sketched, no matter when the program captures."""
+"""Gradients of later steps are not sketched, no matter when the program captures. Long eager runs sketch all these steps, because a
+graphed run may capture in any of them. Short ones have too few steps to time fewer of them."""
 MOST_CONTRADICTIONS = 1
 """The number of contradictions to accept. A summary at the end may differ from the last step's loss."""
 
@@ -80,7 +82,14 @@ class TrainingSteps:
 
     @property
     def timed(self) -> bool:
-        return self.phases.phase == "measure" and not self._rank.done
+        return self.phases.phase == "measure" and not (self._rank.done or self._sketches)
+
+    @property
+    def _sketches(self) -> bool:
+        """Return whether gradients of the current step are sketched."""
+        spec, phases = self._spec, self.phases
+        long = not spec.graphed and spec.training.steps >= MINIMUM_STEPS
+        return phases.steps < SKETCHED_STEPS and (long or phases.phase != "measure")
 
     @property
     def left(self) -> int:
@@ -154,12 +163,13 @@ class TrainingSteps:
             call(*arguments)
 
     def sketch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Sketch the gradients of ``optimizer`` in the first steps, outside timed ones."""
-        recorder, phases = self._rank.recorder, self.phases
-        if recorder is None or phases.phase == "measure" or phases.steps >= SKETCHED_STEPS:
+        """Sketch the gradients of ``optimizer`` in the first steps."""
+        recorder = self._rank.recorder
+        if recorder is None or not self._sketches:
             return
         try:
-            with recorder.excluding():
+            # The times of measured steps include their sketches.
+            with recorder.excluding(seconds=self.phases.phase != "measure"):
                 gradients = self.optimizers.sketch(optimizer)
             step = self.lines.ended + self.groups.steps_again(identity(optimizer))
             recorder.write("gradients", sketch=StepSketch(step, gradients))
@@ -188,12 +198,13 @@ class TrainingSteps:
         if recorder is None or self._rank.done:
             return
         graphs, replays = self._graphs.since_last_step(moment.counts)
+        # Sketches slow a step down, and the digest in the middle the step after it. So speeds leave these steps out.
+        slowed = self._sketches or phases.steps == spec.middle
         phase = phases.end_step(graphs, replays)
-        self.own_time.end_step(moment.own_seconds, timed=phase == "measure")
+        self.own_time.end_step(moment.own_seconds, timed=phase == "measure" and not slowed)
         if phase != "measure" or not spec.graphed:
             self._graphs.graphs += graphs
-        # The digest in the middle slows the step after it down, so speeds leave that step out.
-        self.lines.end_step(moment, "check" if phase == "measure" and phases.steps == spec.middle + 1 else phase)
+        self.lines.end_step(moment, "check" if phase == "measure" and slowed else phase)
         if spec.perturbed:
             self._perturb(recorder)
         if phases.steps == spec.training.steps:

@@ -49,16 +49,20 @@ class Recorder:
         RANGES.enter_phase(phase)
 
     def leave(self) -> None:
-        """End the current phase: write its memory, the clocks of its GPU and its duration."""
+        """End the current phase: write its memory, the clocks of its GPU and its duration.
+
+        This takes time, which counts in the next phase, as it does in the first step of a user's program there.
+        """
+        now = time.monotonic()
         self.write(
             "phase",
             memory=memory.with_earlier_peaks(memory.sample(self.device), self._earlier),
             clocks=self._turn_clocks(),
-            seconds=time.monotonic() - self._entered,
+            seconds=now - self._entered,
         )
         self._earlier.clear()
         self._reset_peaks()
-        self._entered = time.monotonic()
+        self._entered = now
 
     def _reset_peaks(self) -> None:
         if self._peaks_reset and not memory.reset_peaks(self.device):
@@ -76,12 +80,12 @@ class Recorder:
         return None
 
     @contextmanager
-    def excluding(self) -> Iterator[None]:
-        """Exclude the time and memory used inside the context from the phase's seconds and peaks."""
+    def excluding(self, *, seconds: bool = True) -> Iterator[None]:
+        """Exclude the memory used inside the context from the phase's peaks, and with ``seconds`` its time from the phase's."""
         self._earlier.append(memory.sample(self.device))
         begun = time.monotonic()
         yield
-        self._entered += time.monotonic() - begun
+        self._entered += (time.monotonic() - begun) * seconds
         self._reset_peaks()
 
     def note(self, message: str) -> None:

@@ -549,6 +549,25 @@ def test_gradients_of_the_first_steps_are_sketched_by_name(tmp_path: Path) -> No
     assert after[5]["bias"] == before[5]["bias"]
 
 
+@pytest.mark.parametrize(("graphed", "sketched"), [(False, 16), (True, 7)])
+def test_a_long_eager_run_sketches_every_step_in_which_a_program_may_first_replay(
+    tmp_path: Path, graphed: bool, sketched: int
+) -> None:
+    """A program may capture after many eager steps, as those of data parallelism. Steps that sketches slow down are not timed."""
+    program = PROGRAM.replace("run = ", "late = ").replace("STEPS", "100")
+    program = program.replace("    loss = run(", "    run = late if number > 3 else model\n    loss = run(")
+    seen = observe(tmp_path, program, spec_of(graphed=graphed, steps=100))
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [event["sketch"]["step"] for event in seen.events("gradients")] == list(range(sketched))
+    phases = [one.phase for one in seen.steps]
+    begins = {
+        False: ["warmup"] * 3 + ["settle"] * 2 + ["check"] * 11,
+        True: ["warmup"] * 4 + ["capture"] + ["settle"] * 2,
+    }
+    assert phases[: sketched + 1] == [*begins[graphed], "measure"]
+    assert phases[sketched:].count("check") == 1, "the step after the digest in the middle"
+
+
 CRITIC = """
 import torch
 from launch.observe import step
