@@ -204,6 +204,13 @@ class StepLines:
                     "lines, or call launch.observe.step(loss=..., grad_norm=...) at the end of each step"
                 )
         missing: Metric = "loss" if self.log.at("loss", self.written) is None else "grad_norm"
+        if self.written == 0 and ended > wanted:
+            # As in PyTorch's example of a whole captured step.
+            return (
+                f"the program shows no {missing} of its first optimizer step, and took {ended} of them instead of {wanted}: if some warm "
+                "up a graph, call launch.observe.step(loss=..., grad_norm=...) at the end of each training step, and earlier ones do not "
+                "count"
+            )
         who = "the program's logger" if self.log.source(missing) == "its logger" else "the program"
         return (
             f"{who} shows no {missing} of step {self.written} of its {ended} steps, counted from 0: log every step, or call "

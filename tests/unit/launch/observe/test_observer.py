@@ -387,6 +387,7 @@ BAD = {
     "captures at every step": (ALWAYS, "CAPTURE_FAILED", "still compiled functions.*same shapes"),
     "prints no metrics": (PROGRAM.replace("print(", "str("), "CONFIG", "shows no loss"),
     "numbers micro-batches": (PROGRAM.replace("(STEPS", "(2 * STEPS").replace("    optimizer", "    if number % 2: optimizer"), "CONFIG", "losses of 2[34] steps in 12 steps"),
+    "warms up by steps": (PROGRAM.replace("for number", "model(data[0]).sum().backward()\nfor _ in range(3): optimizer.step()\nfor number"), "CONFIG", "no loss of its first optimizer step, and took 15 of them instead of 12.*launch.observe.step"),
     "prints some metrics": (PROGRAM.replace("    print", "    if number % 5 == 0: print"), "CONFIG", "no loss of step 1 of its"),
     "writes NaN": (PROGRAM.replace("loss.item()", "loss.item() if number < 7 else float('nan')"), "NUMERIC", "loss is nan at step 7"),
     "is killed": (PROGRAM.replace("    print", "    if number == 6: __import__('os').kill(__import__('os').getpid(), 9)\n    print"), "FAILED", "SIGKILL"),
