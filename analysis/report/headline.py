@@ -50,8 +50,9 @@ def headline(results: Sequence[CellResult], *, quick: bool = False) -> str:
     lead = lead if graphed[0].on_gpu else "A CPU shows nothing about CUDA graphs"
     kinds = [f"{number} {state}" for state, number in Counter(filter(None, states)).items()]
     passing = f"{len(sound)} of {count('configuration', len(graphed))} {'passes' if len(graphed) == 1 else 'pass'}"
+    listed = ("; " if any("," in kind for kind in kinds) else ", ").join(kinds)
     logs = " Read from logs: replay is unproven." if graphed[0].spec.made_elsewhere else ""
-    return f"{lead}: {f'{claim}. ' if claim else ''}{'; '.join(filter(None, (passing, ', '.join(kinds))))}.{logs}"
+    return f"{lead}: {f'{claim}. ' if claim else ''}{'; '.join(filter(None, (passing, listed)))}.{logs}"
 
 
 def _state(result: CellResult, eager: CellResult | None) -> str:
@@ -61,7 +62,9 @@ def _state(result: CellResult, eager: CellResult | None) -> str:
     if result.verdict.verdict == "DIVERGED":
         return "DIVERGED"
     if result.unexpected:
-        ending = "out of memory" if result.outcome == OUT_OF_MEMORY else f"ended {result.outcome}"
+        ending = (
+            "out of memory" if result.outcome == OUT_OF_MEMORY else f"ended {result.outcome.replace(', ', ' and ')}"
+        )
         return f"{ending}, like eager" if eager and eager.outcome == result.outcome else ending
     if result.integrity.unsound_records:
         return "with unsound records"

@@ -217,7 +217,7 @@ def exceeds_margin(window: ComparisonWindow) -> Verdict | None:
             return larger
         if floor and size > margin + SURE_ALONE * floor.of(metric):
             equal = len(window.different) < len(window.graphed)
-            spike = f"a rare spike of noise: {_where_alone(window)}, and it lasts for less than {LASTING} steps"
+            spike = f"a rare spike of noise: it lasts for less than {LASTING} steps, and {_where_alone(window)}"
             return _inconclusive(window, f"{reason}{spike}", *(_LESS_NOISE if equal else _AGAIN))
         return _inconclusive(window, f"{reason}noise", *_LESS_NOISE, noisy=True)
     return None

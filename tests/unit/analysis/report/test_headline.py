@@ -155,6 +155,9 @@ def test_without_a_gain_nobody_is_told_to_turn_graphs_on(cells: list[CellResult]
 def test_memory_that_eager_lacks_too_says_nothing_against_graphs() -> None:
     said = headline([cell(outcome="CUDA_OOM"), cell("torch", "INCOMPARABLE", outcome="CUDA_OOM")])
     assert said == "No decision yet: 0 of 1 configuration passes; 1 out of memory, like eager."
+    lost = cell("local", "INCOMPARABLE", outcome="NODE_FAIL")
+    said = headline([cell(outcome="CUDA_OOM"), cell("torch", "INCOMPARABLE", outcome="CUDA_OOM"), lost])
+    assert said.endswith("pass; 1 out of memory, like eager; 1 ended NODE_FAIL.")
 
 
 def test_a_cpu_decides_nothing_and_gpus_speak_for_themselves() -> None:
