@@ -35,9 +35,11 @@ test-on-any-host: $(VENV)/installed-dev $(MEGATRON_0_19)
 collect: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(ON_ANY_HOST) --collect-only >/dev/null
 
-# Every legal parallel layout, where the tests above hold a pairwise cover of them: some ten thousand, in hours.
+# What the tests above hold a cover of: more values of options that take the same path, in minutes, and in hours every
+# legal parallel layout, some ten thousand.
 test-exhaustive: $(VENV)/installed-dev
-	EXHAUSTIVE=1 $(BIN)/python -m pytest tests/numerics/test_layouts.py
+	EXHAUSTIVE=1 $(BIN)/python -m pytest $$(grep -rl --include='test_*.py' pytest.mark.exhaustive $(ON_ANY_HOST) | sort) \
+	    -m exhaustive $(AT_ONCE)
 
 # Engine megatron on Megatron-Core 0.19.2, where `make test-slow` runs some of these.
 test-megatron-0-19: $(VENV)/installed-dev $(MEGATRON_0_19)

@@ -50,6 +50,11 @@ ONE_BY_ONE = {"integration", "slurm"}
 OF_A_FOLDER = ("gpu", "slurm", "browser")
 """Marks of tests that belong in the folder of that name (Makefile)."""
 
+OF_NAMED_FILES = ("slow", "exhaustive")
+"""Marks by which the Makefile finds the files of such tests."""
+EXHAUSTIVE = bool(os.environ.get("EXHAUSTIVE"))
+"""Whether tests with the mark ``exhaustive`` run."""
+
 
 def pytest_report_header() -> list[str]:
     why = "no rank is forked: tests/integration/fork_server.py does not fit this Python's subprocess"
@@ -57,21 +62,27 @@ def pytest_report_header() -> list[str]:
 
 
 @cache
-def names_slow(path: Path) -> bool:
-    """Return whether make test-slow finds the file."""
-    return "pytest.mark.slow" in path.read_text()
+def names(path: Path, mark: str) -> bool:
+    """Return whether the Makefile finds the file by this mark."""
+    return f"pytest.mark.{mark}" in path.read_text()
 
 
 @pytest.hookimpl(tryfirst=True)  # Run before xdist, which reads the marks in its own hook.
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of a module together, because they share imports and compiled code. Do the same for tests that
-    share a sweep."""
+    share a sweep. Leave exhaustive ones out, unless they are asked for."""
+    if not EXHAUSTIVE and (left := [item for item in items if item.get_closest_marker("exhaustive")]):
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
     for item in items:
         astray = [m for m in OF_A_FOLDER if item.get_closest_marker(m) and item.path.parent.name != m]
         if astray:
             raise pytest.UsageError(f"{item.nodeid} is marked {astray[0]}: it runs in tests/{astray[0]} alone")
-        if item.get_closest_marker("slow") and not names_slow(item.path):
-            raise pytest.UsageError(f"{item.nodeid} is slow, and its file does not name pytest.mark.slow: Makefile")
+        for mark in OF_NAMED_FILES:
+            if item.get_closest_marker(mark) and not names(item.path, mark):
+                raise pytest.UsageError(
+                    f"{item.nodeid} is {mark}, and its file does not name pytest.mark.{mark}: Makefile"
+                )
         if item.path.parent.name not in ONE_BY_ONE:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
         elif "finished" in getattr(item, "fixturenames", ()):

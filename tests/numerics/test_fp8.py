@@ -127,7 +127,7 @@ def test_replays_compute_what_uncaptured_code_computes(name: str, graph: CudaGra
 
 
 @pytest.mark.parametrize(
-    "caching", [pytest.param(True, id="cached"), pytest.param(False, marks=pytest.mark.slow, id="cast again")]
+    "caching", [pytest.param(True, id="cached"), pytest.param(False, marks=pytest.mark.exhaustive, id="cast again")]
 )
 @pytest.mark.parametrize(
     ("layout", "graph"),

@@ -38,12 +38,12 @@ UNCAPTURED: dict[str, list[dict[str, Any]]] = {}
 
 
 def combinations() -> Iterator[Any]:
-    """Yield all combinations. Half of them are not slow. These include each pair of two of the three values."""
+    """Yield all combinations. Half of them are not exhaustive. These include each pair of two of the three values."""
     for (row, (model, scope)), (column, layout) in product(enumerate(PARTS), enumerate(LAYOUTS)):
         for number, impl in enumerate(("torch", "transformer_engine")):
-            slow = [pytest.mark.slow] if (row + column + number) % 2 else []
+            rest = [pytest.mark.exhaustive] if (row + column + number) % 2 else []
             name = f"{' '.join(scope) or 'whole layers'}-{impl}-{layout}"
-            yield pytest.param(model, scope, impl, LAYOUTS[layout], id=name, marks=slow)
+            yield pytest.param(model, scope, impl, LAYOUTS[layout], id=name, marks=rest)
 
 
 @pytest.mark.parametrize(("model", "scope", "impl", "layout"), list(combinations()))

@@ -205,10 +205,15 @@ def test_packed_sequences_get_the_same_number_of_borders() -> None:
     assert document_borders(rows[0], 3, 12).tolist() == [*expected[0], *[8] * 7]
 
 
+EXHAUSTIVE = {"pp, dp, both", "cp, dp, ep", "tp, ep, dp", "etp through all-gather"}
+"""Combinations of what others combine too."""
+
+
 def slow_on_many_ranks(cases: Mapping[str, Case]) -> list[Any]:
     """Two ranks show each kind of parallelism by itself. More ranks show combinations."""
     many = [name for name, case in cases.items() if case.spec.parallelism.world_size > 2]
-    return [pytest.param(name, marks=pytest.mark.slow) if name in many else name for name in cases]
+    marks = {name: pytest.mark.exhaustive if name in EXHAUSTIVE else pytest.mark.slow for name in many}
+    return [pytest.param(name, marks=marks[name]) if name in many else name for name in cases]
 
 
 @pytest.mark.parametrize("name", slow_on_many_ranks(TOGETHER))

@@ -32,7 +32,7 @@ EVEN = replace(MOE, vocab_size=32)
 MIXED = replace(EVEN, moe_layer_freq=2)
 PADDED = replace(EVEN, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
 SHARED = replace(EVEN, moe_shared_expert_ffn_hidden_size=12)
-SLOW = pytest.mark.slow
+SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
 HAS_OPTIMIZER_GRAPH = pytest.mark.skipif(RELEASE == "0.16", reason="it has no graph of the optimizer")
 ROUTED = ("attn", "moe_router", "moe_preprocess")
 
@@ -152,7 +152,7 @@ TENSORS = Parallelism(tp=2, etp=2, sequence_parallel=True)
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(graph("transformer_engine"), marks=SLOW),
+        pytest.param(graph("transformer_engine"), marks=EXHAUSTIVE),
         graph("transformer_engine", *ROUTED),
         graph("local"),
         graph("full_iteration"),
@@ -186,7 +186,7 @@ def test_a_whole_step_over_stages_is_captured_where_no_transfer_waits_for_the_de
 
 
 @pytest.mark.parametrize(
-    "scope", [pytest.param(("attn",), marks=SLOW), pytest.param(ROUTED[1:], marks=SLOW), ROUTED], ids=str
+    "scope", [pytest.param(("attn",), marks=EXHAUSTIVE), pytest.param(ROUTED[1:], marks=EXHAUSTIVE), ROUTED], ids=str
 )
 def test_graphs_beside_the_exchange_of_tokens(scope: tuple[str, ...]) -> None:
     """Micro-batches overlap, and each has its own graphs although there is no pipeline."""

@@ -139,9 +139,9 @@ def test_checks_of_a_captured_optimizer_on_two_ranks(gather: bool) -> None:
         ("forward", WHOLE),
         ("backward", LAYERS),
         ("forward", LOCAL),
-        pytest.param("backward", WHOLE, marks=pytest.mark.slow),
-        pytest.param("forward", LAYERS, marks=pytest.mark.slow),
-        pytest.param("backward", LOCAL, marks=pytest.mark.slow),
+        pytest.param("backward", WHOLE, marks=pytest.mark.exhaustive),
+        pytest.param("forward", LAYERS, marks=pytest.mark.exhaustive),
+        pytest.param("backward", LOCAL, marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_run_goes_on_without_a_check_that_lacks_memory(settings: CudaGraph, place: str) -> None:

@@ -34,6 +34,7 @@ from benchmarks.verdicts import (
 )
 
 SWEEPS = 300
+EXHAUSTIVE = pytest.mark.exhaustive
 
 
 def last_of_ten(true: float, slot: float) -> Counter[str]:
@@ -72,17 +73,17 @@ def verdicts(true: float, repeats: int, kind: str) -> Counter[str]:
 @pytest.mark.parametrize(
     ("kind", "repeats"),
     [
-        *itertools.product(["clean", "hiccups", "noisy", "drift", "settling"], [2, 4]),
-        ("cools over 5", 2),
+        *zip(["clean", "hiccups", "noisy", "drift", "settling"], itertools.cycle([2, 4])),
         ("cools over 15", 3),
-        ("cools over 200", 5),
         ("slow first half", 2),
-        ("slow middle half", 3),
         ("slow last half", 5),
-        ("slow any half", 2),
         ("slow any half, uneven", 3),
         ("slow but for the last tenth, uneven", 2),
         ("busy host", 3),
+        *(pytest.param(kind, 4, marks=EXHAUSTIVE) for kind in ("clean", "noisy", "settling")),
+        *(pytest.param(kind, 2, marks=EXHAUSTIVE) for kind in ("hiccups", "drift", "cools over 5", "slow any half")),
+        pytest.param("cools over 200", 5, marks=EXHAUSTIVE),
+        pytest.param("slow middle half", 3, marks=EXHAUSTIVE),
     ],
 )
 def test_a_step_that_is_not_faster_is_called_faster_as_rarely_as_the_interval_promises(kind: str, repeats: int) -> None:
@@ -220,7 +221,10 @@ def test_one_unsteady_cell_does_not_hide_what_is_obvious() -> None:
 
 
 @pytest.mark.parametrize("chance", [0.1, 0.5])
-@pytest.mark.parametrize(("workloads", "cells"), [(1, 1), (2, 1), (4, 1), (7, 1), (40, 1), (1, 4), (1, 12)])
+@pytest.mark.parametrize(
+    ("workloads", "cells"),
+    [(1, 1), (4, 1), (40, 1), (1, 4), *(pytest.param(*each, marks=EXHAUSTIVE) for each in ((2, 1), (7, 1), (1, 12)))],
+)
 def test_runs_that_are_either_fast_or_slow_rarely_make_a_cell_faster(workloads: int, cells: int, chance: float) -> None:
     """Some runs are 5% slower. Both of two pairs then agree by chance in up to one of eight cells."""
     wrong = two_speed_words(workloads, cells, chance, RUN_SPREAD / 10, SWEEPS)

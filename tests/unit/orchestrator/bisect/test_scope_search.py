@@ -292,7 +292,10 @@ def ends(outcome: Any, *scopes: tuple[str, ...]) -> Edit:
     return edit
 
 
-@pytest.mark.parametrize("outcome", ["CUDA_OOM", "TIMEOUT", "HANG", "FAILED"])
+@pytest.mark.parametrize(
+    "outcome",
+    ["CUDA_OOM", "HANG", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("TIMEOUT", "FAILED"))],
+)
 def test_a_set_that_fails_otherwise_is_not_named(tmp_path: Path, outcome: str) -> None:
     """DIVERGED is sought. A smaller set fails in another way, and all others pass, including the whole set."""
     answer = Trial(tmp_path / "gone", off("attn"), later=ends(outcome, ("attn",))).answer()
