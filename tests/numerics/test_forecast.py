@@ -28,9 +28,10 @@ from tests.numerics.tiny import CPU
 from tests.pairwise import cover
 
 EVERY = legal_layouts()
-LAYOUTS = [EVERY[number] for number in cover([layout.values for layout in EVERY])]
 MOST_AN_ELEMENT = 2 + 4 + 4 + MOMENTS
 PRECISIONS = (("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "fp32"))
+CASES = [(EVERY[number], *each) for number in cover([layout.values for layout in EVERY]) for each in PRECISIONS]
+COVERING = [CASES[number] for number in cover([(*layout.values, *each) for layout, *each in CASES])]
 
 
 @contextmanager
@@ -41,8 +42,7 @@ def alone_as(rank: int, of: int) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize(("precision", "gradients"), PRECISIONS)
+@pytest.mark.parametrize(("layout", "precision", "gradients"), COVERING, ids=str)
 def test_a_rank_of_each_stage_holds_what_is_forecast(layout: Layout, precision: Any, gradients: Any) -> None:
     training = replace(layout.spec.training, precision=precision, gradient_precision=gradients)
     spec, dims = replace(layout.spec, training=training), layout.spec.parallelism
