@@ -45,7 +45,6 @@
          "pairs": [{"repeat", "eager_run", "graphed_run", "verdict": VERDICT, "ratio", "ratio_steps", "ratio_reason",
                     "replay", "environment_differences"}]}],
      "not_run": [{"cell_id", "label", "workload_id", "state", "reasons": [{"rule", "message", "fix", "source"}]}],
-     "tasks": [[{"label", "first_loss", "last_loss", "steps", "loss_difference", "loss_step", "grad_norm_difference"}]],
      "rankings": [{"task_id", "name", "device", "allocations", "machines": [text], "not_ranked": [[label, reason]],
                    "cells": [{"label", "settings": [text], "ranks", "nodes", "runs", "relative" (step time, first = 1),
                               "memory_per_rank" (bytes), "on_pareto_front", "against_best", and on a GPU "step_ms",
@@ -112,7 +111,6 @@ def report_to_json(report: ReportData) -> dict[str, Any]:
         "looks": plan.looks,
         "cells": map(_cell, report.ran),
         "not_run": (_not_run(result) for result in results if result.cell.state != "run"),
-        "tasks": to_json(report.sweep.trained),
         **_tables(results),
         "plots": {
             "drawn": report.plots,

@@ -94,8 +94,6 @@ def test_the_shipped_recipe_has_the_same_losses_in_every_layout(host: Host) -> N
         # float32 resolves 5e-7 of such a loss. Sums in another order differ by a few such units.
         assert [step.loss for step in steps] == pytest.approx([step.loss for step in alone], abs=1e-5)
         assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in alone], rel=1e-3)
-    report = (sweep.report / "report.md").read_text()
-    assert "## One task, several configurations" in report and report.count("(8 steps compared)") == len(LAYOUTS)
     host.wait_for_nobody()
 
 

@@ -10,17 +10,14 @@ from analysis.records.load import Records, load
 from analysis.sweep.cell_evidence import collect_evidence
 from analysis.sweep.judge_cells import judge_cells
 from analysis.sweep.judge_sweep import judge_sweep, judge_workload
-from analysis.sweep.task_agreement import TaskComparison
 from tests.records import write_sweep
 
 
 def test_results_are_those_of_all_at_once_without_their_steps(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=3)
     seen: list[Records] = []
-    judged, whole, alike = judge_sweep(sweep, seen.append), collect_evidence(load(sweep)), TaskComparison()
-    alike.add((cell.result.cell, cell.result.runs) for cell in whole)
+    judged, whole = judge_sweep(sweep, seen.append), collect_evidence(load(sweep))
     assert judged.results == judge_cells([cell.without_records() for cell in whole])
-    assert judged.trained == alike.tasks
     assert [len(records.runs) for records in seen] == [2, 2, 2]
     for run in (run for result in judged.results for run in result.runs):
         assert run.attempt is not None
