@@ -134,15 +134,6 @@ def phase_seconds(events: Events) -> dict[Phase, float]:
     return dict(_read_by_rank(events, "durations", read, []).get(0, ()))
 
 
-def part_of_probe(events: Events, key: str, part: type[Found]) -> dict[int, Found]:
-    """Return ``key`` of each rank's probe. Leave out what cannot be read: no verdict uses it."""
-
-    def read(event: Mapping[str, Any]) -> Found | None:
-        return from_json(part, event[key]) if event.get(key) else None
-
-    return last_of_kind(events, "probe", read, [])
-
-
 def _is_measured(event: Mapping[str, Any]) -> bool:
     return is_of(event, "phase") and event["phase"] == "measure"
 

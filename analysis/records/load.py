@@ -25,7 +25,6 @@ from analysis.records.events import (
     memory_of,
     notes_of,
     parameter_digests,
-    part_of_probe,
     phase_seconds,
     read_events,
 )
@@ -43,7 +42,7 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import without_identity
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.kernels import Kernels
-from launch.contract.records.probe import LastStep, Probe
+from launch.contract.records.probe import Probe
 from launch.contract.records.state_changes import StateChanges
 from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import RunSpec, read_spec
@@ -178,9 +177,8 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         captures=last_of_kind(events, "capture", _graph_stats, problems),
         proofs=last_of_kind(events, "proof", _graph_stats, problems),
         probes=last_of_kind(events, "probe", lambda event: from_json(Probe, event["probe"]), problems),
-        last_steps=part_of_probe(events, "last_step", LastStep),
-        kernels=part_of_probe(events, "kernels", Kernels),
-        # A damaged one is left out, because no verdict uses it.
+        # Damaged kernels and rates are left out, because no verdict uses them.
+        kernels=last_of_kind(events, "probe", _kernels, []),
         rates=last_of_kind(events, "rates", lambda event: from_json(GpuRates, event["rates"]), []),
         parameters=parameter_digests(events),
         other_state=last_of_kind(
@@ -242,6 +240,10 @@ def _graph_stats(event: Mapping[str, Any]) -> GraphStats:
     if stats.capture_seconds > LONGEST_CAPTURE:
         raise ValueError(f"capture_seconds is {stats.capture_seconds!r}, not a number of seconds")
     return stats
+
+
+def _kernels(event: Mapping[str, Any]) -> Kernels | None:
+    return from_json(Kernels, event["kernels"]) if event.get("kernels") else None
 
 
 def _step_check(event: Mapping[str, Any]) -> StepCheck:

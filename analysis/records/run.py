@@ -17,7 +17,7 @@ from launch.contract.records.gradient_sketch import GradientSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.kernels import Kernels
-from launch.contract.records.probe import LastStep, Probe
+from launch.contract.records.probe import Probe
 from launch.contract.records.state_changes import StateChanges
 from launch.contract.records.step_check import StepCheck
 
@@ -69,9 +69,8 @@ class Attempt(EndedAttempt):
     captures: Mapping[int, GraphStats]
     proofs: Mapping[int, GraphStats]
     probes: Mapping[int, Probe]
-    last_steps: Mapping[int, LastStep]
     kernels: Mapping[int, Kernels]
-    """Traced steps and their kernels; ranks without one are left out."""
+    """The kernels of traced steps; ranks without any are left out."""
     rates: Mapping[int, GpuRates]
     """What each rank's GPU reached; ranks that did not measure it are left out."""
     inspections: Mapping[int, Inspection]

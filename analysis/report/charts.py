@@ -20,7 +20,7 @@ from launch.contract.plan import Margins
 from launch.contract.records.events import PHASES
 from launch.contract.records.step_metrics import Metric
 
-Kind = Literal["loss", "grad_norm", "step_time", "gpu_step", "memory"]
+Kind = Literal["loss", "grad_norm", "step_time", "memory"]
 MAXIMUM_CELLS = 6
 """The most graphed cells in one picture. More would hide each other."""
 MAXIMUM_POINTS = 2000
@@ -110,22 +110,6 @@ class MemoryChart:
 
 
 @dataclass(frozen=True)
-class Strip:
-    """The last traced step of a cell's rank 0. ``busy`` has the busy share of the GPU in each of its equal parts."""
-
-    label: str
-    colour: int
-    milliseconds: float
-    busy: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class StripChart:
-    unit: str
-    strips: tuple[Strip, ...]
-
-
-@dataclass(frozen=True)
 class SpeedBar:
     """A cell's speed-up with its interval (None for one pair) and upper bound (None if unknown). ``label`` is its verdict.
 
@@ -150,7 +134,7 @@ class SpeedChart:
     right: float
 
 
-Chart = CurveChart | TimeChart | MemoryChart | SpeedChart | StripChart
+Chart = CurveChart | TimeChart | MemoryChart | SpeedChart
 Colours = dict[str, int]
 """Colours by cell id."""
 
@@ -171,7 +155,6 @@ def charts_of(results: Sequence[CellResult], margins: Margins) -> dict[Kind, Cha
         "loss": None if equal else _curves(cells, colours, "loss", margins.loss),
         "grad_norm": None if equal else _curves(cells, colours, "grad_norm", margins.grad_norm),
         "step_time": _times(cells, colours),
-        "gpu_step": _strips(cells, colours),
         "memory": _memory(cells, colours),
     }
     return {kind: chart for kind, chart in charts.items() if chart is not None}
@@ -311,8 +294,7 @@ def _noise_floor(cells: Sequence[CellResult], metric: Metric) -> Line | None:
     return None
 
 
-# --- step times, traced steps, memory
-# ---------------------------------------------------------------------------------------------
+# --- step times, memory ---------------------------------------------------------------------------------------------
 
 
 def _times(cells: Sequence[CellResult], colours: Colours) -> TimeChart | None:
@@ -337,19 +319,6 @@ def _measured_times(result: CellResult) -> Floats:
 def _percentiles(times: Floats) -> tuple[float, float, float, float, float]:
     low, first, middle, third, high = (float(value) for value in np.percentile(times, [5, 25, 50, 75, 95]))
     return low, first, middle, third, high
-
-
-def _strips(cells: Sequence[CellResult], colours: Colours) -> StripChart | None:
-    """Return each cell's traced step, from its first run that has one. Return None unless eager and graphed cells have one."""
-    strips = []
-    for result in cells:
-        step = next(
-            (run.attempt.last_steps[0] for run in result.runs if run.attempt and 0 in run.attempt.last_steps), None
-        )
-        if step:
-            strips.append(Strip(result.name, colours[result.cell.cell_id], step.milliseconds, step.busy))
-    both = {strip.colour == EAGER for strip in strips} == {True, False}
-    return StripChart("ms of a traced step on rank 0", tuple(strips)) if both else None
 
 
 def _memory(cells: Sequence[CellResult], colours: Colours) -> MemoryChart | None:

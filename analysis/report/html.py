@@ -21,7 +21,7 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
-from analysis.report.charts import Chart, CurveChart, MemoryChart, SpeedChart, StripChart, TimeChart
+from analysis.report.charts import Chart, CurveChart, MemoryChart, SpeedChart, TimeChart
 from analysis.report.sections.tables import FOLD, FOLD_END
 from launch.common.atomic_files import dumps
 
@@ -103,7 +103,7 @@ class _Renderer(RendererHTML):
         return [child.attrs.get("src") in self._charts for child in inline.children or ()] == [True]
 
 
-KINDS = {CurveChart: "curves", TimeChart: "times", MemoryChart: "memory", SpeedChart: "speeds", StripChart: "strips"}
+KINDS = {CurveChart: "curves", TimeChart: "times", MemoryChart: "memory", SpeedChart: "speeds"}
 
 
 def _data(chart: Chart) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Figure {
     root.append(this.legend(), this.drawing, this.values);
     new ResizeObserver(() => this.draw()).observe(root);
   }
-  items() { return this.data.curves || this.data.boxes || this.data.strips || this.data.bars; }
+  items() { return this.data.curves || this.data.boxes || this.data.bars; }
   shown(items) { return items.filter((item) => !this.hidden.has(item.label)); }
   legend() {
     const cells = new Map(this.items().map((item) => [item.label, item.colour]));
@@ -210,26 +210,6 @@ class Figure {
       svg.append(group);
     });
     return [svg, make("p", {}, `${this.data.unit}; line: median, box: middle half, whiskers: 5 to 95%`)];
-  }
-
-  strips(width) {
-    const strips = this.shown(this.data.strips), height = 30 + 30 * strips.length;
-    const longest = strips.length ? extent(strips.map((strip) => strip.milliseconds))[1] : 1, x = linear([0, longest], [40, width - 12]);
-    const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "one step on the GPU" });
-    for (const value of ticks(0, longest, width / 110)) svg.append(make("text", { x: x(value), y: height - 6, "text-anchor": "middle" }, figureOf(value)));
-    strips.forEach((strip, row) => {
-      const y = 4 + 30 * row, part = strip.milliseconds / strip.busy.length, colour = series(strip.colour);
-      const group = make("g", { "data-label": strip.label }, make("text", { x: 34, y: y + 16, "text-anchor": "end" }, strip.label),
-        make("rect", { x: x(0), y, width: x(strip.milliseconds) - x(0), height: 22, fill: "transparent", stroke: colour, "stroke-width": 0.6 }));
-      strip.busy.forEach((share, place) => group.append(
-        make("rect", { x: x(place * part), y, width: x(part) - x(0), height: 22, fill: colour, opacity: share })));
-      const busy = strip.busy.reduce((a, b) => a + b, 0) / strip.busy.length;
-      group.addEventListener("pointermove", (event) => this.say(event, strip.label, [[strip.colour,
-        `busy for ${(100 * busy).toFixed(0)}% of ${figureOf(strip.milliseconds)} ms`]]));
-      group.addEventListener("pointerleave", () => this.quiet());
-      svg.append(group);
-    });
-    return [svg, make("p", {}, `${this.data.unit}, coloured where the GPU is busy; tracing lengthens steps`)];
   }
 
   memory(width) {

@@ -7,18 +7,18 @@ The colours are Okabe and Ito's (jfly.uni-koeln.de/color), which people with col
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from analysis.records.steps import Floats
-from analysis.report.charts import EAGER, Chart, CurveChart, Line, MemoryChart, SpeedChart, StripChart, TimeChart
+from analysis.report.charts import EAGER, Chart, CurveChart, Line, MemoryChart, SpeedChart, TimeChart
 from launch.contract.records.step_metrics import Metric
 
 COLOURS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#b2182b")
@@ -63,8 +63,6 @@ def _figure_of(chart: Chart) -> Figure:
         return _curves(chart)
     if isinstance(chart, SpeedChart):
         return _speeds(chart)
-    if isinstance(chart, StripChart):
-        return _strips(chart)
     return _times(chart) if isinstance(chart, TimeChart) else _memory(chart)
 
 
@@ -175,8 +173,7 @@ def _decades(threshold: float, largest: float) -> list[float]:
 
 
 def _speeds(chart: SpeedChart) -> Figure:
-    rows = len(chart.bars)
-    figure = _figure(1.2 + 0.26 * rows, 0.07, 0.55, 1)
+    figure = _figure(1.2 + 0.26 * len(chart.bars), 0.07, 0.55, 1)
     axes = figure.subplots()
     for place, bar in enumerate(reversed(chart.bars)):
         colour = COLOURS[bar.colour]
@@ -189,17 +186,14 @@ def _speeds(chart: SpeedChart) -> Figure:
             axes.plot(bar.bound, place, "k|", markersize=11, label="upper bound")
     axes.axvline(1, color="#999999", linewidth=1)
     axes.set_xlim(0, chart.right)
-    axes.set_yticks(range(rows), [bar.name for bar in reversed(chart.bars)])
-    axes.set_ylim(-0.6, rows - 0.4)
-    axes.grid(axis="y", visible=False)
+    _name_rows(axes, [bar.name for bar in chart.bars])
     axes.set_xlabel(chart.unit)
     _legend(axes, "Speed-up and its interval")
     return figure
 
 
 def _times(chart: TimeChart) -> Figure:
-    rows, labels = len(chart.boxes), [box.label for box in reversed(chart.boxes)]
-    figure = _figure(1.5 + 0.55 * rows, 0.07, 0.6)
+    figure = _figure(1.5 + 0.55 * len(chart.boxes), 0.07, 0.6)
     axes = figure.subplots()
     for place, box in enumerate(reversed(chart.boxes)):
         low, first, middle, third, high = box.percentiles
@@ -208,30 +202,18 @@ def _times(chart: TimeChart) -> Figure:
         axes.barh(place, third - first, left=first, height=0.44, color=colour, alpha=0.35, edgecolor=colour, zorder=3)
         axes.plot([middle, middle], [place - 0.22, place + 0.22], color=colour, linewidth=2.5, zorder=4)
         axes.annotate(f"{middle:.3f}", (middle, place + 0.24), ha="center", va="bottom", fontsize=8, color=colour)
-    axes.set_yticks(range(rows), labels)
+    _name_rows(axes, [box.label for box in chart.boxes])
     axes.set_xlim(left=0)
-    axes.set_ylim(-0.6, rows - 0.4)
-    axes.grid(axis="y", visible=False)
     axes.set_title("Step time over the measured steps of the repeats")
     axes.set_xlabel(f"{chart.unit}; line: median, box: middle half, whiskers: 5 to 95%")
     return figure
 
 
-def _strips(chart: StripChart) -> Figure:
-    rows = len(chart.strips)
-    figure = _figure(1.2 + 0.45 * rows, 0.07, 0.6)
-    axes = figure.subplots()
-    for place, strip in enumerate(reversed(chart.strips)):
-        part = strip.milliseconds / len(strip.busy)
-        shades = [to_rgba(COLOURS[strip.colour], min(share, 1.0)) for share in strip.busy]
-        axes.barh(place, strip.milliseconds, height=0.6, color="none", edgecolor=COLOURS[strip.colour], linewidth=0.6)
-        axes.barh([place] * len(shades), part, left=part * np.arange(len(shades)), height=0.6, color=shades)
-    axes.set_yticks(range(rows), [strip.label for strip in reversed(chart.strips)])
-    axes.set_xlim(left=0)
-    axes.grid(visible=False)
-    axes.set_title("One step on the GPU: coloured where it is busy")
-    axes.set_xlabel(f"{chart.unit}; tracing lengthens steps")
-    return figure
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows of ``axes`` from the top. The last one is at height 0."""
+    axes.set_yticks(range(len(names)), [*reversed(names)])
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.grid(axis="y", visible=False)
 
 
 def _memory(chart: MemoryChart) -> Figure:

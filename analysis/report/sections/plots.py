@@ -15,7 +15,6 @@ TITLES = {
     "loss": "Loss and its difference",
     "grad_norm": "Gradient norm and its difference",
     "step_time": "Step times",
-    "gpu_step": "One step on the GPU: busy and idle",
     "memory": "Memory",
 }
 

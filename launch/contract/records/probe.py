@@ -32,21 +32,8 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class LastStep:
-    """The last traced step on one rank's device. Tracing may have lengthened it.
-
-    The step begins when the device has finished the step before. ``busy`` divides the step into equal parts, and has the busy
-    share of each, from 0 to 1.
-    """
-
-    milliseconds: Amount
-    busy: tuple[Amount, ...]
-
-
-@dataclass(frozen=True)
 class Probed:
-    """What a probe found. The last step is None where the traced steps differ in their work."""
+    """What a probe found."""
 
     probe: Probe
-    last_step: LastStep | None = None
     kernels: Kernels | None = None

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from launch.contract.records.probe import HOST_STEPS, WAITS, LastStep, Probe, Probed
+from launch.contract.records.probe import HOST_STEPS, WAITS, Probe, Probed
 from launch.train.telemetry.kernel_times import kernels_of
 
-PARTS = 120
-"""The number of equal parts of the last traced step, each with the device's busy share."""
 COMMUNICATION = "nccl"
 """The names of kernels that move data between ranks contain this."""
 
@@ -113,29 +111,7 @@ def summarise(events: Iterable[Any], steps: int, host_ms: float | None) -> Probe
         computing_ms=merged_duration(computing) / steps / 1e6,
         host_ms=host_ms,
     )
-    return Probed(found, last_step([*computing, *communicating], steps), kernels_of(kernels, steps))
-
-
-def last_step(work: Iterable[tuple[int, int]], steps: int) -> LastStep | None:
-    """Return the last of ``steps`` steps, given their ``work`` on a device as intervals (start, end, in nanoseconds).
-
-    All steps must have the same number of intervals. Return None if the intervals do not divide evenly, or for a single step.
-    """
-    ordered = sorted(work)
-    per_step, rest = divmod(len(ordered), steps)
-    if steps < 2 or per_step == 0 or rest:
-        return None
-    before, last = ordered[:-per_step], ordered[-per_step:]
-    begins, ends = max(end for _, end in before), max(end for _, end in last)
-    if ends <= begins:
-        return None
-    edges = [begins + (ends - begins) * part // PARTS for part in range(PARTS + 1)]
-    return LastStep((ends - begins) / 1e6, tuple(_busy_share(last, *edge) for edge in pairwise(edges)))
-
-
-def _busy_share(work: Iterable[tuple[int, int]], begin: int, end: int) -> float:
-    within = ((max(starts, begin), min(stops, end)) for starts, stops in work if starts < end and stops > begin)
-    return round(merged_duration(within) / (end - begin), 3) if end > begin else 0.0
+    return Probed(found, kernels_of(kernels, steps))
 
 
 def merged_duration(intervals: Iterable[tuple[int, int]]) -> int:

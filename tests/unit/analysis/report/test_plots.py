@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from analysis.report.charts import EAGER, Box, MemoryChart, StripChart, TimeChart, charts_of
+from analysis.report.charts import EAGER, Box, MemoryChart, TimeChart, charts_of
 from analysis.report.plots import draw
 from analysis.sweep.judge_sweep import judge_workload
 from launch.contract.plan import read_plan
-from tests.records import EAGER_STEP, GRAPHED_STEP, AttemptRecord, write_sweep
+from tests.records import write_sweep
 
 
 @pytest.mark.parametrize("label", ["A0", "AB12"])
@@ -23,19 +23,16 @@ def test_a_name_has_room_beside_its_box(label: str) -> None:
     assert (left == 1).all(), "letters reach the edge of the picture"
 
 
-def test_a_gpu_has_its_memory_as_a_waterfall_and_a_step_as_a_strip(tmp_path: Path) -> None:
+def test_a_gpu_has_its_memory_as_a_waterfall(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, device="cuda")
     plan = read_plan(sweep)
-    charts = charts_of(judge_workload(sweep, plan, plan.cells[0].workload_id), plan.margins)
-    memory, strips = charts["memory"], charts["gpu_step"]
-    assert isinstance(memory, MemoryChart) and isinstance(strips, StripChart)
+    memory = charts_of(judge_workload(sweep, plan, plan.cells[0].workload_id), plan.margins)["memory"]
+    assert isinstance(memory, MemoryChart)
     for bars in memory.bars:
         *parts, whole = [height or 0.0 for height in bars.heights]
         assert bars.floors == (0.0, *(pytest.approx(sum(parts[: place + 1])) for place in range(3)), 0.0)
         assert whole == pytest.approx(sum(parts))
     assert [bars.heights[2] for bars in memory.bars] == [0.0, 0.25], "only graphs have a pool"
-    shown = [(strip.milliseconds, strip.busy) for strip in strips.strips]
-    assert shown == [(step.milliseconds, step.busy) for step in (EAGER_STEP, GRAPHED_STEP)]
 
 
 def test_the_unknown_state_of_a_users_program_has_no_bar(tmp_path: Path) -> None:
@@ -54,15 +51,3 @@ def test_the_unknown_state_of_a_users_program_has_no_bar(tmp_path: Path) -> None
         "in all",
     )
     assert all(len(bars.heights) == len(bars.floors) == 4 for bars in memory.bars)
-
-
-def test_a_damaged_strip_costs_the_picture_alone(tmp_path: Path) -> None:
-    def damage(run: AttemptRecord) -> None:
-        for event in run.events[0]:
-            if event["kind"] == "probe":
-                event["last_step"]["busy"] = "all"
-
-    sweep = write_sweep(tmp_path, device="cuda", edit=damage)
-    plan = read_plan(sweep)
-    results = judge_workload(sweep, plan, plan.cells[0].workload_id)
-    assert "gpu_step" not in charts_of(results, plan.margins) and results[1].passes

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch._C._autograd import DeviceType
 
 import launch.train.telemetry.profiler
-from launch.contract.records.probe import PROBED_STEPS, LastStep, Probe
-from launch.train.telemetry.profiler import PARTS, last_step, merged_duration, probe
+from launch.contract.records.probe import PROBED_STEPS, Probe
+from launch.train.telemetry.profiler import merged_duration, probe
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (pair[0], sum(pair))))
 
@@ -22,17 +22,6 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambd
 @given(INTERVALS)
 def test_a_union_counts_each_moment_once(intervals: list[tuple[int, int]]) -> None:
     assert merged_duration(intervals) == len({moment for begin, end in intervals for moment in range(begin, end)})
-
-
-def test_the_last_step_begins_where_the_device_ended_the_one_before() -> None:
-    """Each step is idle in its second quarter, and its kernels overlap in its last half."""
-    step = [(0, PARTS), (2 * PARTS, 4 * PARTS), (3 * PARTS, 4 * PARTS)]
-    work = [(4 * PARTS * number + begin, 4 * PARTS * number + end) for number in range(3) for begin, end in step]
-    quarter = PARTS // 4
-    expected = LastStep(4 * PARTS / 1e6, (1.0,) * quarter + (0.0,) * quarter + (1.0,) * 2 * quarter)
-    assert last_step(reversed(work), 3) == expected
-    assert last_step(work[1:], 3) is None, "where a step begins is unknown if steps differ"
-    assert last_step(step, 1) is None and last_step([], 3) is None
 
 
 @dataclass(frozen=True)
