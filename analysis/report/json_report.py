@@ -49,7 +49,6 @@
                    "cells": [{"label", "settings": [text], "ranks", "nodes", "runs", "relative" (step time, first = 1),
                               "memory_per_rank" (bytes), "on_pareto_front", "against_best", and on a GPU "step_ms",
                               "low_ms", "high_ms", "tokens_per_second_per_rank", "tflops"}]}],
-     "outcome_matrix": [{"eager", "graphed", "cells": [label]}],
      "metric_changes": [{"metric", "graphs", "cells": [{"label", "relative", "sure", "eager", "graphed"}]}],
                   where eager and graphed are null for times and rates of a CPU,
      "memory_risks": [{"graphs", "fitting", "out_of_memory": [label]}],
@@ -83,7 +82,6 @@ from analysis.report.report_data import ReportData
 from analysis.report.summary import Summary
 from analysis.sweep.cell_results import CellResult, CellSpeed, PairResult
 from analysis.sweep.failure_modes import failure_modes
-from analysis.sweep.fit_matrix import outcome_matrix
 from analysis.sweep.metric_changes import MEMORY_METRICS, MetricChange, memory_risks, metric_changes
 from analysis.sweep.ranking import Ranked, Ranking, rank
 from launch.common.redact import redact
@@ -287,15 +285,9 @@ def _not_run(result: CellResult) -> dict[str, Any]:
 
 
 def _tables(results: Sequence[CellResult]) -> dict[str, Any]:
-    matrix, on_gpu = outcome_matrix(results), any(result.on_gpu for result in results)
+    on_gpu = any(result.on_gpu for result in results)
     return {
         "rankings": list(map(_ranking, rank(results))),
-        "outcome_matrix": [
-            {"eager": eager, "graphed": graphed, "cells": matrix.labels[eager, graphed]}
-            for eager in matrix.eager
-            for graphed in matrix.graphed
-            if (eager, graphed) in matrix.labels
-        ],
         "metric_changes": [_change(change, on_gpu) for change in metric_changes(results)],
         "memory_risks": to_json(memory_risks(results)),
         "failure_modes": to_json(failure_modes(results)),

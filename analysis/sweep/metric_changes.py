@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from analysis.sweep.cell_results import CellResult, eager_results
-from analysis.sweep.fit_matrix import AT_CAPTURE, AT_REPLAY, BEFORE, FITS, state_of
+from analysis.sweep.memory_fit import AT_CAPTURE, AT_REPLAY, BEFORE, FITS, state_of
 from launch.common.grouped import grouped
 
 MEMORY_METRICS = ("memory before capture", "peak memory")

@@ -1,8 +1,8 @@
-"""Memory: which cells fit with and without graphs, peaks by phase, the graph pool and the headroom."""
+"""Memory: which cells fit, peaks by phase, the graph pool and the headroom."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from analysis.memory.forecast import forecast
 from analysis.memory.peaks import KIND_WORDS, CellMemory
@@ -10,12 +10,10 @@ from analysis.memory.static_memory import state_bytes
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import how_to_read, table
 from analysis.sweep.cell_results import CellResult
-from analysis.sweep.fit_matrix import OutcomeMatrix, outcome_matrix, states_of
-from launch.common.text import first_names, size
+from analysis.sweep.memory_fit import states_of
+from launch.common.text import size
 from launch.contract.records.events import Phase
 
-MOST_NAMES = 20
-"""The most cells in a field of the first table."""
 PHASES: tuple[Phase, ...] = ("build", "warmup", "capture", "settle", "measure")
 HOST_PHASES: tuple[Phase, ...] = ("init", *PHASES)
 """On a CPU, imports may hold more memory than training does later."""
@@ -40,28 +38,8 @@ PARTS = ("state", "activations", "graph pool", "outside", "peak of measure")
 
 
 def render(report: ReportData) -> list[str]:
-    names = {result.cell.label: result.name for result in report.ran}
-    blocks = [*_matrix(outcome_matrix(report.sweep.results), names), *_peaks(report.shown), *_shared(report.shown)]
+    blocks = [*_peaks(report.shown), *_shared(report.shown)]
     return ["## Memory", *blocks] if blocks else []
-
-
-def _matrix(matrix: OutcomeMatrix, names: Mapping[str, str]) -> list[str]:
-    rows = [
-        [
-            before,
-            *(_cells([names[each] for each in matrix.labels.get((before, after), ())]) for after in matrix.graphed),
-        ]
-        for before in matrix.eager
-    ]
-    return (
-        [table(["eager baseline ended (row) / graphed cells ended (column)", *matrix.graphed], rows)]
-        if matrix.labels
-        else []
-    )
-
-
-def _cells(names: Sequence[str]) -> str:
-    return f"{len(names)}: {first_names(names, MOST_NAMES)}" if names else "-"
 
 
 def _peaks(shown: Sequence[CellResult]) -> list[str]:

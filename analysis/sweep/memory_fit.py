@@ -1,4 +1,4 @@
-"""Show how graphs change whether a run fits into memory: a matrix of the eager baseline's outcome by the graphed cell's.
+"""Say whether a cell's runs fit into memory.
 
 The phase distinguishes out-of-memory errors. Before the capture a graphed run is eager. At the capture graphs allocate their
 memory. During replay they keep it.
@@ -7,40 +7,17 @@ memory. During replay they keep it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from analysis.records.run import Run
 from analysis.sweep.cell_results import CellResult
 from launch.contract.records.events import BEFORE_CAPTURE
 
-FITS, NOT_ENDED, NO_BASELINE = "fits", "not ended", "no eager run"
+FITS, NOT_ENDED = "fits", "not ended"
 EAGER_OOM, BEFORE, AT_CAPTURE, AT_REPLAY, HOST_OOM = (
     "OOM", "OOM before capture", "OOM at capture", "OOM at replay", "host OOM",
 )  # fmt: skip
 STATES = (FITS, NOT_ENDED, HOST_OOM, AT_REPLAY, AT_CAPTURE, BEFORE, EAGER_OOM)
 """States in order of rising severity for memory. All other outcomes rank just before ``HOST_OOM``."""
-
-
-@dataclass(frozen=True)
-class OutcomeMatrix:
-    """Labels of graphed cells by (eager state, graphed state). The axes contain only states that occur."""
-
-    eager: tuple[str, ...]
-    graphed: tuple[str, ...]
-    labels: dict[tuple[str, str], tuple[str, ...]]
-
-
-def outcome_matrix(results: Sequence[CellResult]) -> OutcomeMatrix:
-    """Return the matrix of the graphed cells that the plan runs, without runs made elsewhere, whose memory is unknown."""
-    ran = [result for result in results if result.cell.state == "run" and not result.spec.made_elsewhere]
-    eager = {result.cell.workload_id: state_of(result) for result in ran if not result.cell.graphed}
-    labels: dict[tuple[str, str], tuple[str, ...]] = {}
-    for result in ran:
-        if result.cell.graphed:
-            key = eager.get(result.cell.workload_id, NO_BASELINE), state_of(result)
-            labels[key] = (*labels.get(key, ()), result.cell.label)
-    return OutcomeMatrix(_ordered(before for before, _ in labels), _ordered(after for _, after in labels), labels)
 
 
 def state_of(result: CellResult) -> str:
@@ -74,7 +51,3 @@ def _state(run: Run, graphed: bool) -> str:
 
 def _weight(state: str) -> float:
     return STATES.index(state) if state in STATES else STATES.index(HOST_OOM) - 0.5
-
-
-def _ordered(states: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(states), key=lambda state: (_weight(state), state)))
