@@ -32,8 +32,6 @@ class StepChecks:
     moved_tokens: int
     seconds: float
     """The longest check."""
-    total_seconds: float = 0.0
-    """All checks of rank 0."""
     fault: str = ""
     """A description of the worst difference beyond noise; empty if there is none."""
     left_out: int = 0
@@ -73,7 +71,6 @@ def collect_step_checks(attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) 
         most=max((row.in_noise for row in rows), default=0.0),
         moved_tokens=sum(row.tokens for one in found for row in one.check.routing),
         seconds=max((one.check.seconds for one in found), default=0.0),
-        total_seconds=sum(one.check.seconds for one in found if one.rank == 0),
         fault=_describe_fault(found),
         left_out=max((one.check.left_out for one in found), default=0),
         undecided=_undecided(found, attempts, spec),

@@ -125,15 +125,6 @@ def measured_seconds(events: Events, problems: list[str]) -> float:
     return sum(_read_by_rank(events, "durations", read, problems).get(0, ()))
 
 
-def phase_seconds(events: Events) -> dict[Phase, float]:
-    """Return how long rank 0 spent in each phase. Leave out what cannot be read: only a statement of costs uses it."""
-
-    def read(event: Mapping[str, Any]) -> tuple[Phase, float] | None:
-        return (_phase(event["phase"]), amount(event["seconds"], "seconds")) if is_of(event, "phase") else None
-
-    return dict(_read_by_rank(events, "durations", read, []).get(0, ()))
-
-
 def _is_measured(event: Mapping[str, Any]) -> bool:
     return is_of(event, "phase") and event["phase"] == "measure"
 

@@ -7,7 +7,7 @@ refuse the run by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from analysis.records.copies import name_copies
 from analysis.records.events import (
     DAMAGE,
+    Found,
     all_of_kind,
     choices_of,
     describe_error,
@@ -25,7 +26,6 @@ from analysis.records.events import (
     memory_of,
     notes_of,
     parameter_digests,
-    phase_seconds,
     read_events,
 )
 from analysis.records.run import Attempt, PartialAttempt, Run, digests_of
@@ -176,24 +176,17 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         memory=memory_of(events, problems),
         captures=last_of_kind(events, "capture", _graph_stats, problems),
         proofs=last_of_kind(events, "proof", _graph_stats, problems),
-        probes=last_of_kind(events, "probe", lambda event: from_json(Probe, event["probe"]), problems),
+        probes=last_of_kind(events, "probe", _read(Probe, "probe"), problems),
         # Damaged kernels and rates are left out, because no verdict uses them.
         kernels=last_of_kind(events, "probe", _kernels, []),
-        rates=last_of_kind(events, "rates", lambda event: from_json(GpuRates, event["rates"]), []),
+        rates=last_of_kind(events, "rates", _read(GpuRates, "rates"), []),
         parameters=parameter_digests(events),
-        other_state=last_of_kind(
-            events, "other_state", lambda event: from_json(StateChanges, event["changes"]), problems
-        ),
-        sketches=_by_step(
-            all_of_kind(events, "gradients", lambda event: from_json(StepSketch, event["sketch"]), problems)
-        ),
-        inspections=last_of_kind(
-            events, "inspection", lambda event: from_json(Inspection, event["inspection"]), problems
-        ),
+        other_state=last_of_kind(events, "other_state", _read(StateChanges, "changes"), problems),
+        sketches=_by_step(all_of_kind(events, "gradients", _read(StepSketch, "sketch"), problems)),
+        inspections=last_of_kind(events, "inspection", _read(Inspection, "inspection"), problems),
         step_checks=all_of_kind(events, "step_check", _step_check, problems),
         clocks=measured_clocks(events, problems),
         measured_seconds=measured_seconds(events, problems),
-        phase_seconds=phase_seconds(events),
         # Last, because the calls above append to it.
         problems=tuple(problems),
     )
@@ -233,6 +226,10 @@ def _check_spec(run: RunPaths, run_id: str, planned: RunSpec, problems: list[str
         problems.append(f"spec.json is of run {found}, not of {run_id}")
     if not run_id.startswith(f"{planned.cell_id}-"):
         problems.append(f"plan.json gives {run_id} the spec of cell {planned.cell_id}")
+
+
+def _read(kind: type[Found], key: str) -> Callable[[Mapping[str, Any]], Found]:
+    return lambda event: from_json(kind, event[key])
 
 
 def _graph_stats(event: Mapping[str, Any]) -> GraphStats:

@@ -11,7 +11,6 @@ from analysis.records.events import PhaseMemory
 from analysis.records.steps import Steps
 from launch.contract.outcomes import Outcome
 from launch.contract.records.clocks import Clocks
-from launch.contract.records.events import Phase
 from launch.contract.records.gpu_rates import GpuRates
 from launch.contract.records.gradient_sketch import GradientSketch
 from launch.contract.records.graph_stats import GraphStats
@@ -79,7 +78,6 @@ class Attempt(EndedAttempt):
     """Clocks over the measured steps."""
     measured_seconds: float
     """How long rank 0 spent on the measured steps by its host's clock, or 0 if it did not record it."""
-    phase_seconds: Mapping[Phase, float]
     parameters: Mapping[int, tuple[str, str]]
     """The digests of parameters after the capture and at the end; ranks that did not record both are left out."""
     other_state: Mapping[int, StateChanges]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,7 +30,6 @@ from analysis.sweep.loss_trajectory import loss_trajectory
 from analysis.verdict.completeness import finite_steps, incomplete
 from launch.contract.outcomes import RESULTS_INTACT
 from launch.contract.plan import Cell, Margins
-from launch.contract.records.events import Phase
 from launch.contract.records.step_metrics import METRICS
 from launch.contract.spec import RunSpec
 
@@ -96,7 +94,6 @@ def _eager_cell(
         memory=cell_memory(_alone(repeats, shared), (), spec),
         loss=CellLoss(loss_trajectory(attempts), baseline.noise_floor if baseline else None),
         integrity=_integrity(runs, flaky, spec.training.steps),
-        phase_seconds=_phase_seconds(runs),
         foreign_memory=_foreign(runs, shared),
     )
     return CellEvidence(result)
@@ -126,7 +123,6 @@ def _graphed_cell(
         CellGraphs(worst(proofs) if proofs else None, capture_cost(attempts), _step_checks(pairs, spec)),
         CellLoss(loss_trajectory(attempts)),
         _integrity(runs, {pair.repeat: pair.flaky_attempts for pair in pairs}, spec.training.steps),
-        _phase_seconds(runs),
         looks,
         foreign_memory=_foreign(runs, shared),
     )
@@ -162,13 +158,6 @@ def _elsewhere(cell: Cell, records: Records) -> dict[str, Attempt]:
         for run in records.runs[other.cell_id]
         if run.attempt
     }
-
-
-def _phase_seconds(runs: Sequence[Run]) -> dict[Phase, float]:
-    spent: Counter[Phase] = Counter()
-    for attempt in attempts_of(runs):
-        spent.update(attempt.phase_seconds)
-    return dict(spent)
 
 
 def _step_checks(pairs: Sequence[PairResult], spec: RunSpec) -> StepChecks | None:

@@ -22,7 +22,6 @@ from analysis.sweep.loss_trajectory import LossTrajectory
 from analysis.verdict.noise import NoiseFloor
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Cell
-from launch.contract.records.events import Phase
 from launch.contract.spec import RunSpec
 
 
@@ -98,8 +97,6 @@ class CellResult:
     graphs: CellGraphs = CellGraphs()
     loss: CellLoss = CellLoss()
     integrity: CellIntegrity = CellIntegrity()
-    phase_seconds: Mapping[Phase, float] = field(default_factory=dict)
-    """Seconds that rank 0 spent in each phase, over the attempts that count."""
     looks: tuple[int, ...] = ()
     """The numbers of repeats after which its verdicts are judged (Plan.looks). The looks share the error."""
     foreign_memory: Mapping[str, int] = field(default_factory=dict)
