@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from launch.common.atomic_files import members, read_json
 from launch.contract import spec_ids
@@ -29,7 +29,6 @@ FrameworkName = Literal["script", "huggingface", "lightning", "megatron_lm", "me
 Launcher = Literal["torchrun", "srun"]
 Profiler = Literal["none", "nsys"]
 Axis = Literal["tp", "cp", "dp", "pp", "etp", "ep", "expert_dp"]
-AXES: tuple[Axis, ...] = get_args(Axis)
 FaultKind = Literal[
     "none", "exception", "nan", "hang", "segfault", "host_kill",
     "item_in_capture", "background_thread", "unjoined_stream", "legacy_stream", "unregistered_generator",

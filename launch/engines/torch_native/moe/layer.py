@@ -12,7 +12,7 @@ from launch.engines.torch_native.layers.mlp import Mlp
 from launch.engines.torch_native.layers.recomputation import recompute_if
 from launch.engines.torch_native.moe.permutation import ExpertPermutation
 from launch.engines.torch_native.moe.router import Router, Routing
-from launch.engines.torch_native.moe.token_dispatcher import make_dispatcher
+from launch.engines.torch_native.moe.token_dispatcher import Experts, make_dispatcher
 from launch.engines.torch_native.parallel.sharding import Sharding
 from launch.engines.torch_native.products.products import Products
 
@@ -87,14 +87,16 @@ class MixtureOfExperts(nn.Module):
     def run_experts(self, x: torch.Tensor, prepared: Preprocessed) -> tuple[torch.Tensor, RoutingStats]:
         """Dispatch tokens (batch, sequence, hidden_size) to their experts, and combine the results in the same shape."""
         own, routing = self.tp.scatter_tokens(x), prepared.routing
-        own_mixed = self.dispatcher(own.flatten(0, 1), routing, prepared.permutation, self._experts, self.down_bias)
+        own_mixed = self.dispatcher(
+            own.flatten(0, 1), routing, prepared.permutation, Experts(self._run, self.down_bias)
+        )
         mixed = self.tp.gather_tokens(own_mixed.view_as(own))
         if prepared.shared is not None:
             mixed = mixed + prepared.shared
         choices = self.dispatcher.choices(routing, prepared.permutation)
         return mixed, RoutingStats(routing.loss, routing.tokens_per_expert, choices)
 
-    def _experts(self, rows: torch.Tensor, weights: torch.Tensor, permutation: ExpertPermutation) -> torch.Tensor:
+    def _run(self, rows: torch.Tensor, weights: torch.Tensor, permutation: ExpertPermutation) -> torch.Tensor:
         """Run each row through its expert and multiply it by its weight: (R, hidden_size), (R,) -> (R, hidden_size).
 
         The weight is applied between the two products, where rows are narrower. The second bias is left to the dispatcher,

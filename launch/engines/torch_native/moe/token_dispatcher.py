@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -24,8 +25,14 @@ from launch.engines.torch_native.moe.router import RepeatedChoice, Routing
 from launch.engines.torch_native.parallel import collectives
 from launch.engines.torch_native.parallel.process_groups import Group
 
-Experts = Callable[[torch.Tensor, torch.Tensor, ExpertPermutation], torch.Tensor]
-"""Maps rows (R, H), weights (R,) and their permutation to rows (R, H)."""
+
+class Experts(NamedTuple):
+    """The experts of this rank."""
+
+    run: Callable[[torch.Tensor, torch.Tensor, ExpertPermutation], torch.Tensor]
+    """Maps rows (R, H), weights (R,) and their permutation to rows (R, H)."""
+    biases: torch.Tensor | None = None
+    """(experts, H), which the dispatcher adds to each expert's result before it is weighted."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +62,16 @@ class LocalDispatcher:
         return torch.where(permutation.rows < len(permutation.choices), routing.experts, ~routing.experts)
 
     def __call__(
-        self,
-        tokens: torch.Tensor,
-        routing: Routing,
-        permutation: ExpertPermutation,
-        experts: Experts,
-        biases: torch.Tensor | None = None,
+        self, tokens: torch.Tensor, routing: Routing, permutation: ExpertPermutation, experts: Experts
     ) -> torch.Tensor:
         """Return the weighted sum over each token's experts: (T, H) -> (T, H).
 
         Args:
             permutation: the result of :meth:`preprocess`.
-            biases: (experts on this rank, H), added to each expert's result before it is weighted.
         """
         permuter = TokenPermuter(permutation, self.elementwise)
-        rows = experts(permuter.permute(tokens), permuter.permute_weights(routing.weights), permutation)
-        return permuter.combine(rows, routing.weights, biases)
+        rows = experts.run(permuter.permute(tokens), permuter.permute_weights(routing.weights), permutation)
+        return permuter.combine(rows, routing.weights, experts.biases)
 
 
 class AllGatherDispatcher(LocalDispatcher):
@@ -87,16 +88,11 @@ class AllGatherDispatcher(LocalDispatcher):
         return local_experts_permutation(chosen, self.group.rank * count, count)
 
     def __call__(
-        self,
-        tokens: torch.Tensor,
-        routing: Routing,
-        permutation: ExpertPermutation,
-        experts: Experts,
-        biases: torch.Tensor | None = None,
+        self, tokens: torch.Tensor, routing: Routing, permutation: ExpertPermutation, experts: Experts
     ) -> torch.Tensor:
         all_tokens = collectives.all_gather(tokens, self.group, 0)
         weights = collectives.all_gather(routing.weights, self.group, 0)
-        partial = super().__call__(all_tokens, routing._replace(weights=weights), permutation, experts, biases)
+        partial = super().__call__(all_tokens, routing._replace(weights=weights), permutation, experts)
         return collectives.reduce_scatter(partial, self.group, 0)
 
     def _kept_experts(self, routing: Routing) -> torch.Tensor:
@@ -117,12 +113,7 @@ class AllToAllDispatcher(LocalDispatcher):
     """
 
     def __call__(
-        self,
-        tokens: torch.Tensor,
-        routing: Routing,
-        permutation: ExpertPermutation,
-        experts: Experts,
-        biases: torch.Tensor | None = None,
+        self, tokens: torch.Tensor, routing: Routing, permutation: ExpertPermutation, experts: Experts
     ) -> torch.Tensor:
         permuter = TokenPermuter(permutation, self.elementwise)
         # (ep, E / ep): the number of rows that each rank sends to each expert of this rank.
@@ -139,8 +130,8 @@ class AllToAllDispatcher(LocalDispatcher):
             permuter.permute_weights(routing.weights), self.group, sent, received
         ).unsqueeze(1)
         own = TokenPermuter(self._received_permutation(arriving, sum(received), per_rank), self.elementwise)
-        done = experts(own.permute(rows), own.permute_weights(weights), own.permutation)
-        mixed = own.combine(done, weights, biases)
+        done = experts.run(own.permute(rows), own.permute_weights(weights), own.permutation)
+        mixed = own.combine(done, weights, experts.biases)
         return permuter.unpermute(collectives.all_to_all(mixed, self.group, received, sent))
 
     @property

@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from launch.contract.errors import UnsupportedError
-from launch.contract.spec import AXES, Parallelism, RunSpec
+from launch.contract.spec import Axis, Parallelism, RunSpec
 from launch.engines.protocol import check_supported
 
 LAYOUTS = [
@@ -58,7 +58,7 @@ def test_groups_are_megatron_cores(rank_generator: Callable[..., Any]) -> None:
 
 
 def test_every_rank_is_in_one_group_of_each_axis_at_its_place() -> None:
-    for dims, axis in product(LAYOUTS, AXES):
+    for dims, axis in product(LAYOUTS, get_args(Axis)):
         groups = dims.groups(axis)
         assert sorted(rank for group in groups for rank in group) == list(range(dims.world_size))
         assert {len(group) for group in groups} == {dims.size(axis)}
