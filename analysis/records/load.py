@@ -178,7 +178,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         proofs=last_of_kind(events, "proof", _graph_stats, problems),
         probes=last_of_kind(events, "probe", _read(Probe, "probe"), problems),
         # Damaged kernels and rates are left out, because no verdict uses them.
-        kernels=last_of_kind(events, "probe", _kernels, []),
+        kernels=last_of_kind(events, "probe", _read(Kernels, "kernels"), []),
         rates=last_of_kind(events, "rates", _read(GpuRates, "rates"), []),
         parameters=parameter_digests(events),
         other_state=last_of_kind(events, "other_state", _read(StateChanges, "changes"), problems),
@@ -237,10 +237,6 @@ def _graph_stats(event: Mapping[str, Any]) -> GraphStats:
     if stats.capture_seconds > LONGEST_CAPTURE:
         raise ValueError(f"capture_seconds is {stats.capture_seconds!r}, not a number of seconds")
     return stats
-
-
-def _kernels(event: Mapping[str, Any]) -> Kernels | None:
-    return from_json(Kernels, event["kernels"]) if event.get("kernels") else None
 
 
 def _step_check(event: Mapping[str, Any]) -> StepCheck:

@@ -36,4 +36,4 @@ class Probed:
     """What a probe found."""
 
     probe: Probe
-    kernels: Kernels | None = None
+    kernels: Kernels
