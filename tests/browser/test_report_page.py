@@ -86,7 +86,7 @@ def test_every_picture_is_drawn_and_nobody_is_asked_for_anything(page: Chromium,
     asked = [event["request"]["url"] for event in of_kind(page, "Network.requestWillBeSent")]
     assert asked == [(folder / "report.html").as_uri()]
     pictures = re.findall(r"^!\[(.*)\]\(", (folder / "report.md").read_text(), flags=re.MULTILINE)
-    assert len(pictures) == 14
+    assert len(pictures) == 11
     assert page.evaluate("[...document.querySelectorAll('figure figcaption')].map(c => c.textContent)") == pictures
     empty = "[...document.querySelectorAll('figure')].filter(f => !f.querySelector('svg path[d], svg rect')).length"
     assert page.evaluate(empty) == 0
