@@ -71,9 +71,13 @@ def full_queue(cluster: Cluster, room: int) -> Iterator[None]:
     """Let all users together have at most ``room`` more jobs, for the time of the block."""
     path = cluster.folder / "slurm.conf"
     before = path.read_text()
-    # Slurm 22.05 refuses the last job. Ended jobs count until slurmctld forgets them.
+    # Ended jobs count until slurmctld forgets them, so it must forget none meanwhile.
+    keeping = f"{before}MinJobAge=3600\n"
+    path.write_text(keeping)
+    cluster.run("scontrol", "reconfigure")
+    # Slurm 22.05 refuses the last job.
     most = len(cluster.run("squeue", "--noheader", "--array", "--states=all").splitlines()) + room + 1
-    path.write_text(f"{before}MaxJobCount={most}\n")
+    path.write_text(f"{keeping}MaxJobCount={most}\n")
     cluster.run("scontrol", "reconfigure")
     try:
         yield
