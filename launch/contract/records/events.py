@@ -7,7 +7,8 @@ the first step after the capture, and after the last step), "other_state" (State
 parameters that no optimizer steps, that a user's program has changed after its second step from the capture on, and what it
 has not changed since the middle of the run), "gradients" (StepSketch), "announced" (a user's program announces its first
 step: the rank's sketches and digests before it do not count, because their steps were counted otherwise), "step_check"
-(StepCheck), "probe" (Probe and Kernels, as probe and kernels), "inspection" (Inspection), "rates" (GpuRates), "note" (message) and "exception" (type, message, traceback).
+(StepCheck), "probe" (Probe and Kernels, as probe and kernels), "inspection" (Inspection), "rates" (GpuRates), "note" (message) and
+"exception" (type, message, traceback).
 """
 
 from __future__ import annotations
