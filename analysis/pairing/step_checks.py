@@ -27,8 +27,8 @@ class StepChecks:
     """The smallest number of results compared in one step on one rank."""
     unequal: int
     """The largest number of results that differ in a bit, in one step on one rank."""
-    most: float
-    """The largest difference, in units of its noise."""
+    most: float | None
+    """The largest difference, in units of its noise; None if the noise of one check is unknown."""
     moved_tokens: int
     seconds: float
     """The longest check."""
@@ -68,7 +68,7 @@ def collect_step_checks(attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) 
         runs=len(attempts),
         tensors=min((one.check.tensors for one in found), default=0),
         unequal=max((one.check.unequal for one in found), default=0),
-        most=max((row.in_noise for row in rows), default=0.0),
+        most=None if any(one.check.lacks_noise for one in found) else max((row.in_noise for row in rows), default=0.0),
         moved_tokens=sum(row.tokens for one in found for row in one.check.routing),
         seconds=max((one.check.seconds for one in found), default=0.0),
         fault=_describe_fault(found),
@@ -154,7 +154,7 @@ def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]],
             steps = tuple(sorted(check.step for check in attempt.step_checks.get(rank, ())))
             if steps != spec.checked_steps:
                 return f"not step-checked: repeat {repeat} has no check of every planned step on rank {rank}"
-    if any(one.check.unequal and not one.check.calibrated for one in found):
+    if any(one.check.lacks_noise for one in found):
         return (
             "results differ by more than repetitions of the uncaptured code, and the effect of rounding cannot be measured "
             "(docs/step_check.md, Limits)"

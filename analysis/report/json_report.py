@@ -31,8 +31,8 @@
                   the verdict is null for a cell that does not pass. The bounds are null for one pair, for a step that
                   cannot have been so short, and where throttling leaves none. outliers_kept says why outliers count,
          "replay": null | {"proven", "reason", "ranks", "stats": GraphStats, and on a GPU "bare_ranks", "launches_seen"},
-         "step_checks": null | {"steps": [step], "runs", "tensors", "unequal", "most", "moved_tokens", "seconds", "fault",
-                                "left_out", "undecided"} with the fields of analysis.pairing.step_checks.StepChecks,
+         "step_checks": null | {"steps": [step], "runs", "tensors", "unequal", "most": null | number, "moved_tokens",
+                                "seconds", "fault", "left_out", "undecided"} with the fields of analysis.pairing.step_checks.StepChecks,
          and for a graphed cell on a GPU
          "capture_cost": null | {"graphs", "seconds"},
          "speedup_bound": {"reason",

@@ -99,14 +99,15 @@ def _graphs(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def check_summary(checks: Sequence[StepCheck]) -> dict[str, Any]:
-    """Return the number of step checks on all ranks, their faults, and the largest difference in units of its noise."""
+    """Return the number of step checks on all ranks, their faults, and the largest difference in units of its noise.
+
+    Leave the largest difference out if the noise of one check is unknown.
+    """
     done = [check for check in checks if not check.missing]
     if not checks:
         return {}
     rows = [row for check in done for row in check.rows]
-    largest = max((row.in_noise for row in rows), default=0.0)
-    return {
-        "step_checks": len(done),
-        "step_check_faults": sum(row.is_fault for row in rows),
-        "step_check_largest_difference": largest,
-    }
+    summary = {"step_checks": len(done), "step_check_faults": sum(row.is_fault for row in rows)}
+    if any(check.lacks_noise for check in done):
+        return summary
+    return summary | {"step_check_largest_difference": max((row.in_noise for row in rows), default=0.0)}

@@ -218,8 +218,16 @@ def create_backward(runner: Any) -> None:
 
 
 def replay(runner: Any, is_first_microbatch: bool, args: Any, kwargs: Any) -> Any:
+    outputs = []
+    written = vars(runner).setdefault("written", WrittenChoices([runner.base_module]))
+
+    def work() -> None:
+        with capture(runner.fwd_graph), written.again():
+            outputs.append(runner.record_graph_capture(args, kwargs))
+
+    runner.fwd_graph.work = work
     runner.fwd_graph.replay()
-    return runner.record_graph_capture(args, kwargs)
+    return outputs.pop()
 
 
 @contextmanager

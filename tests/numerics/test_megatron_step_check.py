@@ -167,7 +167,7 @@ def test_what_is_recomputed_counts_once(model: Model, training: dict[str, Any]) 
     ("model", "settings", "layout"),
     [
         (EVEN, graph("transformer_engine", *ROUTED), Parallelism(pp=2)),
-        (replace(DENSE, vocab_size=32), LOCAL, Parallelism(pp=2)),
+        (replace(PADDED, vocab_size=32), LOCAL, Parallelism(pp=2)),
         (replace(DENSE, vocab_size=32), WHOLE, OVERLAPPED),
         (replace(DENSE, vocab_size=32), LAYERS, OVERLAPPED),
     ],
@@ -398,7 +398,7 @@ def keep_the_lightest(weights: torch.Tensor, chosen: torch.Tensor, own: Callable
     return kept
 
 
-@pytest.mark.parametrize("settings", [WHOLE, graph("transformer_engine", "moe")])
+@pytest.mark.parametrize("settings", [WHOLE, graph("transformer_engine", "moe"), LOCAL])
 def test_tokens_that_exceed_the_capacity_are_repeated(settings: CudaGraph) -> None:
     """All tokens are equal, so rounding decides which ones exceed the capacity. If weights differ, the router is at fault."""
     with at_first_check(spec_of(replace(PADDED, moe_aux_loss_coeff=0.01), settings)) as (engine, batch):

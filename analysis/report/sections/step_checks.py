@@ -30,6 +30,7 @@ def _row(result: CellResult) -> list[str]:
         return []
     none = "none beyond noise" + ("; each check compared a share of the optimizer" if checks.left_out else "")
     finding = f"**{checks.fault}**" if checks.fault else checks.undecided or none
-    counts = [checks.runs, checks.tensors, checks.unequal, f"{checks.most:.2g}", checks.moved_tokens]
+    most = "-" if checks.most is None else f"{checks.most:.2g}"
+    counts = [checks.runs, checks.tensors, checks.unequal, most, checks.moved_tokens]
     steps = ", ".join(map(str, checks.steps))
     return [result.name, steps, *map(str, counts), f"{checks.seconds:.1f} s", finding]

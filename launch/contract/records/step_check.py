@@ -195,6 +195,11 @@ class StepCheck:
         return *self.routing, *self.differences
 
     @property
+    def lacks_noise(self) -> bool:
+        """Return whether results differ, and nothing says how much rounding explains."""
+        return self.unequal > 0 and not self.calibrated
+
+    @property
     def largest_noise(self) -> float:
         """Return the largest noise. That of a tensor is relative to its result; that of routing is in scores."""
         return max(self.noise, *(row.noise for row in self.rows), 0.0)

@@ -12,6 +12,7 @@ from megatron.core.transformer.cuda_graphs import CudaGraphManager, delete_cuda_
 from launch.contract.spec import RunSpec
 from launch.engines.graph_protocol import replaced
 from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
+from launch.engines.megatron.observed_router import routers_of
 from launch.engines.megatron.random_tracker import generators_of_steps
 from launch.engines.megatron.schedule import Schedule
 from launch.engines.megatron.side_stream import on_stream
@@ -69,9 +70,17 @@ class LocalCudaGraphs(MegatronCapture):
         layers = sum(bool(manager.cudagraph_runners) for manager in self._managers)
         self.replays_per_step = layers * self._microbatches
         if self.is_captured:
-            for runner in self._runners:
-                runner.fwd_graph.replay = self.counter.counting(runner.fwd_graph.replay)
+            for manager in self._managers:
+                for number, runner in enumerate(manager.cudagraph_runners):
+                    self._observe_replays(number, runner)
         return loss
+
+    def _observe_replays(self, number: int, runner: Any) -> None:
+        """Count the replays of ``runner``, which captured its layer as the ``number``th, and keep what its routers choose there."""
+        replay = self.counter.counting(runner.fwd_graph.replay)
+        for router in routers_of(runner.base_module):
+            replay = router.keeping_captured(slice(number, number + 1), replay)
+        runner.fwd_graph.replay = replay
 
     def uncaptured(self) -> AbstractContextManager[None]:
         return replaced(CudaGraphManager, "__call__", _call_uncaptured)

@@ -205,6 +205,7 @@ def test_checks_that_did_not_take_place_decide_nothing(tmp_path: Path, check: St
     result = compared(tmp_path, edit)
     assert verdict_of(result)[0] == "INCONCLUSIVE"
     assert result.graphs.step_checks and result.graphs.step_checks.undecided
+    assert (result.graphs.step_checks.most is None) == bool(check and not check.calibrated)
     if check and check.missing:
         expected = "not step-checked: step 62 lacked 1.5 GiB of GPU memory"
         assert (result.graphs.step_checks.undecided, result.graphs.step_checks.tensors) == (expected, 40)
