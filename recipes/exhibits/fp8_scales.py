@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import transformer_engine.pytorch as te
@@ -41,15 +42,33 @@ def train(device: str, steps: int, graphed: bool, outside: bool) -> None:
         if graphed and step == CAPTURE_STEP:
             run = te.make_graphed_callables(model, (inputs.clone(),), enabled=True, recipe=SCALING)
         replays_outside = outside and step >= CAPTURE_STEP
-        with nullcontext() if replays_outside else te.autocast(recipe=SCALING):
-            outputs = run(inputs)
-        loss = (outputs - (inputs @ teacher).tanh()).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        context = nullcontext() if replays_outside else te.autocast(recipe=SCALING)
+        loss, norm = learn(model, run, context, optimizer, inputs, (inputs @ teacher).tanh())
         schedule.step()
-        print(json.dumps({"step": step, "loss": loss.item(), "grad_norm": norm.item()}), flush=True)
+        print(json.dumps({"step": step, "loss": loss, "grad_norm": norm}), flush=True)
+
+
+def learn(
+    model: torch.nn.Module,
+    run: Callable[[torch.Tensor], torch.Tensor],
+    context: AbstractContextManager[None],
+    optimizer: torch.optim.Optimizer,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+) -> tuple[float, float]:
+    """Update the model. Return the loss and the gradient norm.
+
+    No output or loss outlives this function. With one of an eager step alive, PyTorch would accumulate gradients on the
+    default stream, and the capture of the backward pass would fail.
+    """
+    with context:
+        outputs = run(inputs)
+    loss = (outputs - targets).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item(), norm.item()
 
 
 def build(device: str, draw: torch.Generator) -> torch.nn.Module:

@@ -131,7 +131,13 @@ def make_graphed_callables(
     """Return a function that computes ``model`` as its graphs do: with the scales as they are, whatever the context.
 
     The context around a replay updates them: at its end, and after the backward pass of its first module.
+
+    Raises:
+        RuntimeError: a parameter's gradient accumulator is still that of an eager pass, whose graph is alive. On a GPU it
+            belongs to the default stream.
     """
+    if any("eager" in gradient_accumulator(parameter).metadata for parameter in model.parameters()):
+        raise RuntimeError("operation would make the legacy stream depend on a capturing blocking stream")
     assert enabled and not any(module._forward_hooks for module in model.modules())
 
     def replay(x: torch.Tensor) -> torch.Tensor:
@@ -142,6 +148,12 @@ def make_graphed_callables(
         return outputs
 
     return replay
+
+
+def gradient_accumulator(parameter: nn.Parameter) -> Any:
+    """Return the node that accumulates the gradient. It lives as long as a graph contains it."""
+    view: Any = parameter.view_as(parameter)
+    return view.grad_fn.next_functions[0][0]
 
 
 class Product(torch.autograd.Function):
@@ -223,6 +235,8 @@ class Linear(Base):
     def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> Any:
         is_first = self.begin(is_first_microbatch)
         product: torch.Tensor = Product.apply(x, self.weight, self, 0, is_first)  # type: ignore[no-untyped-call]
+        if not FP8GlobalStateManager.capturing and self.weight.requires_grad:
+            gradient_accumulator(self.weight).metadata["eager"] = True
         if self.return_bias:
             return product, self.bias
         return product if self.bias is None else product + self.bias
