@@ -48,6 +48,8 @@ EXPLAINED = {
     ("memory", "full_iteration, engine=megatron, preset=gpt_oss_20b, num_layers=4, moe_expert_capacity_factor=1.25, "
      "moe_pad_expert_input_to_capacity=true, sequence_length=2048, global_batch_size=4, optimizer_precision=lean"):
     "As the other lean cell of Megatron-Core, with 8 GiB.",
+    ("packed_sequences", "full_iteration, moe_expert_capacity_factor=2.0, moe_pad_expert_input_to_capacity=true"): "The pool holds "
+    "more. Gradients may have split the 4 GiB workspace of packed attention, so that the next layer's took new memory.",
     ("two_nodes", "torch.attn.moe_router"): "0.1 GiB is missing in the eager step already, 0.2 GiB in what the capture adds. The "
     "cause is unknown; next to a state of 1.2 GiB it weighs more than elsewhere.",
     ("qwen3_8l_megatron_parallel", "transformer_engine.attn, ep=4"): "Dropless experts of several ranks: each routing leaves blocks "
