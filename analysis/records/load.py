@@ -13,8 +13,10 @@ from functools import lru_cache
 from typing import Any
 
 from analysis.records.copies import name_copies
+from analysis.records.edited_code import name_edits
 from analysis.records.events import (
     DAMAGE,
+    Events,
     Found,
     all_of_kind,
     choices_of,
@@ -40,6 +42,7 @@ from launch.contract.records.gpu_rates import GpuRates
 from launch.contract.records.gradient_sketch import GradientSketch, StepSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import without_identity
+from launch.contract.records.imported_module import ImportedModule
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.kernels import Kernels
 from launch.contract.records.probe import Probe
@@ -92,7 +95,7 @@ def without_runs(plan: Plan, run_ids: Set[str]) -> Plan:
 def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
     """Load the records of the cells of ``plan``."""
     runs = {cell.cell_id: _load_cell(sweep, cell, plan) for cell in plan.cells if cell.state == "run"}
-    return Records(plan, name_copies(runs))
+    return Records(plan, name_edits(name_copies(runs)))
 
 
 def _load_cell(sweep: SweepPaths, cell: Cell, plan: Plan) -> tuple[Run, ...]:
@@ -183,6 +186,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         parameters=parameter_digests(events),
         other_state=last_of_kind(events, "other_state", _read(StateChanges, "changes"), problems),
         sketches=_by_step(all_of_kind(events, "gradients", _read(StepSketch, "sketch"), problems)),
+        imports=_imports(events, problems),
         inspections=last_of_kind(events, "inspection", _read(Inspection, "inspection"), problems),
         step_checks=all_of_kind(events, "step_check", _step_check, problems),
         clocks=measured_clocks(events, problems),
@@ -248,6 +252,18 @@ def _step_check(event: Mapping[str, Any]) -> StepCheck:
             f"a check of step {check.step} was recorded in phase {event['phase']}, where nothing is replayed"
         )
     return check
+
+
+def _imports(events: Events, problems: list[str]) -> Mapping[str, ImportedModule]:
+    """Return the modules that rank 0 recorded. Of a module recorded twice, the first record counts."""
+    found = all_of_kind(events, "imports", lambda event: _modules(dumps(event["modules"])), problems)
+    return {name: module for modules in reversed(found.get(0, ())) for name, module in modules.items()}
+
+
+@lru_cache(maxsize=4096)
+def _modules(content: str) -> Mapping[str, ImportedModule]:
+    """Return one object for the many runs that import the same modules."""
+    return {name: from_json(ImportedModule, module) for name, module in json.loads(content).items()}
 
 
 def _by_step(found: Mapping[int, list[StepSketch]]) -> dict[int, dict[tuple[int, str], GradientSketch]]:

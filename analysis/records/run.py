@@ -14,6 +14,7 @@ from launch.contract.records.clocks import Clocks
 from launch.contract.records.gpu_rates import GpuRates
 from launch.contract.records.gradient_sketch import GradientSketch
 from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.imported_module import ImportedModule
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.kernels import Kernels
 from launch.contract.records.probe import Probe
@@ -84,6 +85,8 @@ class Attempt(EndedAttempt):
     """What changed after the capture although no optimizer steps it, of a user's program."""
     sketches: Mapping[int, Mapping[tuple[int, str], GradientSketch]]
     """Gradients by step, then by rank and parameter."""
+    imports: Mapping[str, ImportedModule]
+    """The modules of rank 0 that no version of a package covers, by name."""
 
     @property
     def updates(self) -> Mapping[int, bool]:

@@ -18,6 +18,7 @@ from launch.contract.records.identity import identity_of
 from launch.contract.spec import RunSpec
 from launch.observe.program import describe_program
 from launch.train.telemetry.event_log import Recorder
+from launch.train.telemetry.imported_code import ImportedCode
 
 
 class Rank:
@@ -33,6 +34,7 @@ class Rank:
         self._spec = spec
         self._folders = tuple(sys.path)
         self._reported = False
+        self._code = ImportedCode()
         if "RANK" in os.environ:
             self.claim()
 
@@ -73,7 +75,13 @@ class Rank:
         if self.number == 0:
             environment = describe_program(self.recorder.device, self._spec, self._folders)
             write_json(self.attempt.environment, identity_of(self.attempt) | environment)
+        self.write_imports()
         self.recorder.enter(phase, 0)
+
+    def write_imports(self) -> None:
+        """Record what the program of rank 0 has imported since the last call."""
+        if self.recorder is not None and self.number == 0 and (modules := self._code.digest_new()):
+            self.recorder.write("imports", modules=modules)
 
     def _refusal(self) -> EnvironmentFault | ProgramError | None:
         """Return why this program cannot be the run's."""

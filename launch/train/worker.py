@@ -44,6 +44,7 @@ from launch.train.loop import train
 from launch.train.perturbation import perturb, perturb_weight
 from launch.train.telemetry import memory
 from launch.train.telemetry.event_log import Recorder, broken_by
+from launch.train.telemetry.imported_code import ImportedCode
 from launch.train.telemetry.provenance import describe
 from launch.train.telemetry.step_metrics import Metrics
 
@@ -107,6 +108,8 @@ def _train(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Reco
         inject = move_weight if spec.compiles_whole else perturb
         FaultyStep(engine, inject, spec.first_compared, mesh.device)
     recorder.write("choices", choices=engine.choices)
+    if mesh.rank == 0 and (modules := ImportedCode().digest_new()):
+        recorder.write("imports", modules=modules)
     missing = int(os.environ.get(UNCHECKED, "0"))
     train(spec, mesh, source, engine, recorder, Metrics(attempt, mesh.rank), missing)
     engine.close()
