@@ -17,10 +17,11 @@ import numpy as np
 from analysis.pairing.eager_baseline import EagerBaseline, MissingRun
 from analysis.pairing.flaky_attempts import OtherAttempt, comparable_attempts, deviations, has_other_bits
 from analysis.pairing.logged_runs import judge_logs
-from analysis.pairing.pair import Pair, margins_for
+from analysis.pairing.pair import IDENTITY, Pair, margins_for
 from analysis.pairing.parameter_updates import describe_unequal_ends
 from analysis.pairing.precapture_check import START_ALIKE, describe_unlike_start
 from analysis.pairing.program_settings import units_of_runs, widen_by_rounding
+from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Digests, attempts_of
 from analysis.records.steps import Integers, Steps
 from analysis.verdict.completeness import Curves
@@ -39,6 +40,7 @@ _HOW_OFTEN = "correct this first; more repeats in a sweep of its own show how of
 OTHER_CONDITIONS = 10.0
 """If eager repeats are this many times as far apart before the capture as the runs of a pair, they did not run alike."""
 _ONE_MACHINE = "run all repeats on one machine, in a sweep with another name"
+_ONE_CODE = "run all repeats with the same code, libraries and data, in a sweep with another name"
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,19 @@ def _describe_ends(pairs: Sequence[Pair], baseline: EagerBaseline, spec: RunSpec
     return describe_unequal_ends([*(pair.attempts[0] for pair in pairs), *others], graphed)
 
 
+def _describe_other_code(pairs: Sequence[Pair], baseline: EagerBaseline) -> str:
+    """Name the eager repeats that ran with other code, libraries or data than ``pairs``, and what differs."""
+    own, _ = pairs[0].attempts
+    others = {run.repeat: run.attempt for run in baseline.runs if run.attempt and run.attempt.digests != own.digests}
+    found = (text for one in others.values() for text in differences(own.environment, one.environment))
+    # A digest differs only if something else differs.
+    names = {text.partition(":")[0] for text in found if text.startswith(IDENTITY) and not text.startswith("digests.")}
+    if not names:
+        return ""
+    repeats = listed([f"repeat {repeat}" for repeat in others])
+    return f"eager {repeats} ran with other code, libraries or data ({', '.join(sorted(names))})"
+
+
 def _name_equal_runs(group: _Group, pairs: Sequence[Pair], elsewhere: Mapping[str, Attempt]) -> _Group:
     """Name a run of another cell that a graphed run equals bit for bit, although it differs from all eager runs."""
     if group.verdict.verdict not in ("DIVERGED", "INCONCLUSIVE"):
@@ -194,6 +209,8 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
     if unlike and verdict.verdict == "INCONCLUSIVE":
         # More repeats would not remove this cause.
         verdict = replace(verdict, reason=f"{verdict.reason}; {unlike}", fix=START_ALIKE, alternatives=(), noisy=False)
+    if len(eager) < 2 and verdict.verdict == "INCONCLUSIVE" and (changed := _describe_other_code(pairs, baseline)):
+        verdict = replace(verdict, reason=f"{verdict.reason}; {changed}", fix=_ONE_CODE, alternatives=())
     if perturbed is None and baseline.missing and _may_be_rounding(verdict):
         verdict = _await_perturbed(verdict, baseline.missing)
     return _Group(eager, perturbed, verdict, not others.exist and any(pair.exact is None for pair in pairs))

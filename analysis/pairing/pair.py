@@ -37,7 +37,8 @@ from launch.contract.spec import RunSpec
 
 REQUIRED_DIGESTS = ("code", "data", "libraries")
 """Digests that both runs must record."""
-_IDENTITY = ("versions.", "packages.", "code.", "data_digest", "digests.")
+IDENTITY = ("versions.", "packages.", "code.", "data_digest", "digests.")
+"""The beginnings of what identifies code, libraries and data in environment.json."""
 _MACHINE = ("hardware.", "settings.")
 RESUME = "run `python -m orchestrator resume` on the sweep"
 
@@ -261,7 +262,7 @@ def _compare_digests(eager: Attempt, graphed: Attempt) -> Verdict | None:
     differing = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     if not differing:
         return None
-    identities = [d for d in differences(eager.environment, graphed.environment) if d.startswith(_IDENTITY)]
+    identities = [d for d in differences(eager.environment, graphed.environment) if d.startswith(IDENTITY)]
     return Verdict(
         "INCOMPARABLE",
         f"the runs differ in {', '.join(differing)}: {'; '.join(identities)}",

@@ -11,14 +11,17 @@ from analysis.records.load import load
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells
 from launch.contract.spec import RunSpec
-from tests.records import AttemptRecord, write_sweep
+from tests.records import AttemptRecord, Edit, unchanged, write_sweep
 
 Version = Callable[[RunSpec], tuple[str, str]]
 """The digests of path and content of a run's module."""
 
 
-def compared(root: Path, version: Version, imported: Callable[[RunSpec], bool] = lambda spec: True) -> CellResult:
+def compared(
+    root: Path, version: Version, imported: Callable[[RunSpec], bool] = lambda spec: True, change: Edit = unchanged
+) -> CellResult:
     def edit(run: AttemptRecord) -> None:
+        change(run)
         path, content = version(run.spec)
         modules = {"layers": {"path": "1", "content": "1"}}
         if imported(run.spec):
@@ -42,8 +45,15 @@ def test_an_edit_between_the_runs_of_a_pair_makes_it_incomparable(tmp_path: Path
 
 
 def test_repeats_before_and_after_an_edit_are_not_judged_together(tmp_path: Path) -> None:
-    result = compared(tmp_path, lambda spec: ("2", f"version {spec.repeat}"))
+    def rounded(run: AttemptRecord) -> None:
+        for step in run.metrics[4:] if run.spec.graphed else ():
+            step["loss"] += 1e-5
+
+    result = compared(tmp_path, lambda spec: ("2", f"version {spec.repeat}"), change=rounded)
     assert [pair.verdict.evidence.eager_runs for pair in result.pairs if pair.verdict.evidence] == [1, 1]
+    assert result.verdict and result.verdict.verdict == "INCONCLUSIVE"
+    assert "eager repeat 1 ran with other code, libraries or data (code.imports.helper)" in result.verdict.reason
+    assert result.verdict.fix.startswith("run all repeats with the same code")
 
 
 @pytest.mark.parametrize(
