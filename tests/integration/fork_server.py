@@ -15,6 +15,7 @@ import importlib
 import inspect
 import json
 import os
+import resource
 import runpy
 import select
 import signal
@@ -35,9 +36,12 @@ MODULES = ("launch.train.fork_server", "launch.train.worker", "analysis.report")
 """Those of ``FORKED`` that each fork runs as its own copy. A command runs ``orchestrator.__main__``, which nothing imports."""
 PRELOADED = (
     *MODULES, "analysis.report.write_report", "analysis.report.plots", "launch.engines.torch_native.engine",
-    "torch._inductor.compile_fx", *(f"orchestrator.cli.verbs.{verb}" for verb in ("sweep", "status", "cancel", "logs", "advise")),
+    "torch._inductor.compile_fx", *(
+        f"orchestrator.cli.verbs.{verb}"
+        for verb in ("sweep", "resume", "status", "plan", "report", "cancel", "logs", "advise")
+    ),
 )  # fmt: skip
-
+LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 _KNOWN = (
     "self args executable preexec_fn close_fds pass_fds cwd env startupinfo creationflags shell p2cread p2cwrite c2pread "
@@ -64,6 +68,7 @@ class ForkedPopen(subprocess.Popen):
         request = {
             "command": list(map(os.fspath, args)), "environment": environment,
             "folder": str(cwd or Path.cwd()), "session": settings[-2],
+            "limits": {number: resource.getrlimit(number) for number in LIMITS},
         }  # fmt: skip
         given = (pipes[0], pipes[3], pipes[5])
         standard = [own if own != -1 else number for number, own in enumerate(given)]
@@ -147,6 +152,8 @@ def _become(request: dict[str, Any], files: list[int]) -> list[str]:
     if request["session"]:
         os.setsid()
     os.chdir(request["folder"])
+    for number, limits in request["limits"].items():
+        resource.setrlimit(int(number), limits)
     os.environ.clear()
     os.environ.update(request["environment"])
     if PARENT in os.environ:

@@ -121,8 +121,7 @@ class Host:
         if arguments[0] in ("sweep", "resume", "report"):
             command += ["--allow-empty"]  # Most recipes of these tests are eager.
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        # Those of a Slurm site remain interpreters: jobs inherit what sbatch was started with.
-        if CAN_FORK and SERVER in self.environment and self.executor == "local" and limit_bytes is None:
+        if CAN_FORK and SERVER in self.environment and limit_bytes is None:
             return ForkedPopen(command, cwd=self.folder, env=self.environment, text=True, **pipes)
         return subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True, **pipes,
                                 preexec_fn=lambda: _as_on_a_terminal(limit_bytes))  # fmt: skip
@@ -246,11 +245,12 @@ def wait_until(
 
 
 def _holds(condition: Callable[[], bool]) -> bool:
-    """Check the condition. If it fails, pause, so that checking takes at most a quarter of a core."""
+    """Check the condition. If it fails, pause, so that checking takes a tenth of a core, unless one check takes long."""
     begun = time.monotonic()
     holds = condition()
     if not holds:
-        time.sleep(max(0.02, 3 * (time.monotonic() - begun)))
+        took = time.monotonic() - begun
+        time.sleep(max(0.02, min(9 * took, 1.0), 3 * took))
     return holds
 
 

@@ -19,8 +19,9 @@ from tests.slurm.configuration import ClusterError
 class Site(Host):
     """A host whose commands submit to ``cluster``.
 
-    Jobs inherit its environment, and all nodes are this host. So :meth:`processes` finds the jobs' processes too. Reports
-    are forks of the tests' server. Ranks are new interpreters, because Slurm tracks the processes of a step.
+    Jobs inherit its environment, and all nodes are this host. So :meth:`processes` finds the jobs' processes too. Commands,
+    reports and ranks are forks of the tests' server. Slurm does not see such a rank, which ends with its task. The ranks of
+    bundles.py are new interpreters, which Slurm tracks.
     """
 
     executor = "slurm"

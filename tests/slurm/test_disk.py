@@ -32,7 +32,7 @@ def test_a_run_that_fills_its_disk_is_made_again_once_there_is_room(site: Site) 
     # The limit is in KiB, and a step takes an eighth of it. Without the variable, Python 3.11 would write truncated
     # compiled modules, and all later runs would fail.
     site.profile(setup=["ulimit -S -f 20", "export PYTHONDONTWRITEBYTECODE=1"])
-    content = recipe("full", sweep={"points": [{"training.steps": 400}, {"training.steps": 40}]})
+    content = recipe("full", sweep={"points": [{"training.steps": 200}, {"training.steps": 40}]})
     assert site.run("sweep", site.write(content), "--no-wait").returncode == 0
     site.wait_until_over()
     full, small = site.states("full")
@@ -51,7 +51,7 @@ def test_a_run_that_fills_its_disk_is_made_again_once_there_is_room(site: Site) 
 def test_cancel_ends_jobs_though_the_disk_is_full(site: Site) -> None:
     site.profile(max_jobs=1)
     points = [{"training.seed": 1}, {"training.seed": 2}]
-    runs = site.begin_unwatched(recipe("full", steps=100_000, sweep={"points": points}))
+    runs = site.begin_unwatched(recipe("full", steps=ENDLESS, sweep={"points": points}))
     site.wait_for_step("full", runs[0])
     bound([site.supervisor("full")], 1)
     cancelled = site.run("cancel", "full", limit_bytes=1)

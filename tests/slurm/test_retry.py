@@ -14,17 +14,18 @@ pytestmark = pytest.mark.slurm
 
 def test_a_run_whose_node_failed_is_made_again_on_another_by_the_next_command(site: Site) -> None:
     """The command that watched the run is dead by then. The retry runs in one job with the run that had not begun."""
-    watching, (failed, later) = site.begin(recipe("node", steps=1500, repeats=2))
-    attempt = site.wait_for_step("node", failed)
-    watching.kill()
-    watching.communicate()
-    (bundle,) = site.sweep("node").root.glob("bundles/*")
-    (node,) = next(read_json_lines(bundle / "allocations.jsonl"))["nodes"]
-    site.cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
-    try:
-        wait_until(lambda: site.states("node")[failed] == "NODE_FAIL", 60, "the job to end", site.queue)
-    finally:
-        site.cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    with site.held():
+        watching, (failed, later) = site.begin(recipe("node", repeats=2))
+        attempt = site.wait_for_step("node", failed)
+        watching.kill()
+        watching.communicate()
+        (bundle,) = site.sweep("node").root.glob("bundles/*")
+        (node,) = next(read_json_lines(bundle / "allocations.jsonl"))["nodes"]
+        site.cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+        try:
+            wait_until(lambda: site.states("node")[failed] == "NODE_FAIL", 60, "the job to end", site.queue)
+        finally:
+            site.cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
     done = site.run("sweep", str(site.folder / "node.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"excluded nodes: {node}; " in done.stdout and "2 runs to start" in done.stdout
@@ -48,12 +49,13 @@ def test_where_no_other_node_will_do_a_run_is_made_again_on_the_one_that_failed(
     site.cluster.run(*only, "AvailableFeatures=only", "ActiveFeatures=only")
     try:
         site.profile(constraint="only")
-        path = site.write(recipe("alone", steps=1500))
-        assert site.run("sweep", path, "--no-wait").returncode == 0
-        (run_id,) = site.states("alone")
-        site.wait_for_step("alone", run_id)
-        site.cluster.run(*only, "State=DOWN", "Reason=test")
-        wait_until(lambda: site.states("alone")[run_id] == "NODE_FAIL", 60, "the job to end", site.queue)
+        path = site.write(recipe("alone"))
+        with site.held():
+            assert site.run("sweep", path, "--no-wait").returncode == 0
+            (run_id,) = site.states("alone")
+            site.wait_for_step("alone", run_id)
+            site.cluster.run(*only, "State=DOWN", "Reason=test")
+            wait_until(lambda: site.states("alone")[run_id] == "NODE_FAIL", 60, "the job to end", site.queue)
         site.cluster.run(*only, "State=RESUME")
         done = site.run("sweep", path)
         assert done.returncode == 0, done.stdout + done.stderr

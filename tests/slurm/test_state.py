@@ -86,10 +86,11 @@ def test_while_the_controller_is_away_runs_go_on_and_states_stay(site: Site) -> 
     """The controller is stopped after one run has begun, while another waits. It is started after the command has
     reported its silence."""
     site.profile(max_jobs=1)
-    content = recipe("headless", sweep={"points": [{"training.steps": 600}, {"training.steps": 40}]})
-    watching, (running, waits) = site.begin(content)
-    rank = rank_pid(site.wait_for_step("headless", running))
-    os.kill(rank, signal.SIGSTOP)  # Keep the run from ending before the command has printed everything.
+    content = recipe("headless", sweep={"points": [{"training.steps": 60}, {"training.steps": 40}]})
+    with site.held():
+        watching, (running, waits) = site.begin(content)
+        rank = rank_pid(site.wait_for_step("headless", running))
+        os.kill(rank, signal.SIGSTOP)  # Keep the run from ending before the command has printed everything.
     site.cluster.stop("slurmctld")
     try:
         asking = site.start("status", "headless")
@@ -117,9 +118,10 @@ def orphaned(site: Site, name: str) -> str:
 
 
 def test_a_supervisor_that_is_killed_is_a_result_and_what_it_had_not_begun_is_made(site: Site) -> None:
-    watching, (killed, left) = site.begin(recipe("killed", steps=600, repeats=2))
-    site.wait_for_step("killed", killed)
-    os.kill(site.supervisor("killed"), signal.SIGKILL)
+    with site.held():
+        watching, (killed, left) = site.begin(recipe("killed", repeats=2))
+        site.wait_for_step("killed", killed)
+        os.kill(site.supervisor("killed"), signal.SIGKILL)
     out, _ = watching.communicate(timeout=300)
     assert watching.returncode == 3, out
     assert site.attempts("killed") == {killed: [1], left: [1]}

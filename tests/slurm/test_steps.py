@@ -98,7 +98,7 @@ def test_whoever_is_killed_of_a_step_nothing_is_left_of_it(cluster: Cluster, tmp
 
 def test_a_run_whose_ranks_have_all_ended_is_judged_by_their_records(cluster: Cluster, tmp_path: Path) -> None:
     """Without slurmstepd, the ranks run to their end, but srun is never told of it."""
-    bundle = Bundle(tmp_path, cluster, [300, SHORT], nodes=1)
+    bundle = Bundle(tmp_path, cluster, [80, SHORT], nodes=1)
     bundle.submit()
     bundle.wait_for_step(0)
     os.kill(parent_of(parent_of(bundle.rank_pid(0, 0))), signal.SIGKILL)
@@ -253,7 +253,7 @@ def test_ranks_that_cannot_meet(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_a_notice_of_preemption_disturbs_nobody(cluster: Cluster, tmp_path: Path) -> None:
     """The batch script makes Slurm send SIGUSR2 to every process of the job."""
-    bundle = Bundle(tmp_path, cluster, [300], nodes=1)
+    bundle = Bundle(tmp_path, cluster, [80], nodes=1)
     bundle.submit()
     bundle.wait_for_step(0)
     cluster.run("scancel", "--signal=USR2", bundle.job)

@@ -19,6 +19,7 @@ import pytest
 from launch.common.file_lock import holder
 from launch.contract.exit_codes import ExitCode
 from launch.slurm.job_states import stage_of
+from tests.integration.fork_server import SERVER
 from tests.integration.host import ROOT, recipe, wait_until
 from tests.slurm.site import Site
 
@@ -160,6 +161,7 @@ def test_store_and_checkout_may_be_called_anything_that_a_shell_would_read(site:
     for package in ("analysis", "launch", "orchestrator"):
         shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
     site.environment["PYTHONPATH"] = str(checkout)
+    del site.environment[SERVER]  # Its forks have imported this checkout.
     done = site.run("sweep", site.write(some("quoted", 2)))
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(site.states("quoted").values()) == {"COMPLETED"}
@@ -290,11 +292,12 @@ def test_chosen_runs_are_cancelled_and_the_others_go_on(site: Site) -> None:
 
 
 def test_resume_makes_what_was_cancelled(site: Site) -> None:
-    path = site.write(recipe("again", repeats=2, steps=1500))
-    assert site.run("sweep", path, "--no-wait").returncode == 0
-    first, second = site.states("again")
-    site.wait_for_step("again", first)
-    assert site.run("cancel", "again").returncode == 0
+    path = site.write(recipe("again", repeats=2))
+    with site.held():
+        assert site.run("sweep", path, "--no-wait").returncode == 0
+        first, second = site.states("again")
+        site.wait_for_step("again", first)
+        assert site.run("cancel", "again").returncode == 0
     resumed = site.run("resume", "again")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert site.states("again") == {first: "COMPLETED", second: "COMPLETED"}

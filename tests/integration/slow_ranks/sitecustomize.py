@@ -60,7 +60,8 @@ if os.environ.get("WORLD_SIZE") == "1" or ("SLURM_JOB_ID" in os.environ and os.e
     elif "launch.train.fork_server" in sys.orig_argv:
         os.register_at_fork(after_in_child=slow_down)
 
-if "FORK_SERVER" in os.environ and not {"launch.supervise.supervisor", "orchestrator"}.isdisjoint(sys.orig_argv):
+STARTERS = {"launch.supervise.supervisor", "launch.supervise.slurm_rank", "orchestrator"}
+if "FORK_SERVER" in os.environ and not STARTERS.isdisjoint(sys.orig_argv):
     from tests.integration.fork_server import fork_children
 
     fork_children()
