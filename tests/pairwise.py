@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from itertools import combinations
+from collections.abc import Collection, Hashable, Sequence
+from itertools import combinations, product
+from typing import Any
 
 import numpy as np
+import pytest
 
 Pair = tuple[int, Hashable, int, Hashable]
 
@@ -39,3 +41,20 @@ def cover(cases: Sequence[Sequence[Hashable]]) -> list[int]:
         missing[held[best]] = False
         chosen.append(best)
     return chosen
+
+
+def covering(beyond: pytest.MarkDecorator, *axes: Collection[Hashable]) -> list[Any]:
+    """Return all combinations of values as cases of pytest. Those that a cover of all pairs does without have the mark ``beyond``."""
+    cases = list(product(*axes))
+    return _marked(cases, set(cover(cases)), beyond)
+
+
+def each_once(beyond: pytest.MarkDecorator, one: Collection[Hashable], other: Collection[Hashable]) -> list[Any]:
+    """Return all pairs of values as cases of pytest. Those have the mark ``beyond`` without which each value is in some case."""
+    cases, longest = list(product(one, other)), max(len(one), len(other))
+    chosen = {place % len(one) * len(other) + place % len(other) for place in range(longest)}
+    return _marked(cases, chosen, beyond)
+
+
+def _marked(cases: Sequence[Sequence[Hashable]], chosen: Collection[int], beyond: pytest.MarkDecorator) -> list[Any]:
+    return [pytest.param(*case, marks=() if place in chosen else beyond) for place, case in enumerate(cases)]

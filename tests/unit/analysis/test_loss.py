@@ -323,11 +323,18 @@ def test_a_copy_is_no_second_repeat_however_it_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Change
 ) -> None:
     eager, graphed, copy = noisy(tmp_path / "e1.csv", 1), noisy(tmp_path / "g.csv", 2), tmp_path / "copy.csv"
-    second = noisy(tmp_path / "e2.csv", 3)
     copy.write_text(change(eager.read_text()))
     said = judged(capsys, [eager, copy], [graphed])
     assert said.startswith("INCONCLUSIVE\nthe noise floor is unknown")
     assert f"{copy}: the same numbers as {eager}; a copy proves nothing" in said
+    assert judged(capsys, [eager, copy, noisy(tmp_path / "e2.csv", 3)], [graphed]).startswith("EQUIVALENT")
+
+
+def test_a_copy_neither_proves_nor_hides_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager, graphed, copy = noisy(tmp_path / "e1.csv", 1), noisy(tmp_path / "g.csv", 2), tmp_path / "copy.csv"
+    second = noisy(tmp_path / "e2.csv", 3)
+    copy.write_text(re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.9f}", eager.read_text()))
+    said = judged(capsys, [eager, copy], [graphed])
     assert "Fix: add an eager run with other numbers, or a perturbed one (--perturbed).\n" in said
     perturbed = noisy(tmp_path / "p.csv", 4)
     assert judged(capsys, [eager, copy], [graphed], "--perturbed", str(perturbed)).startswith("EQUIVALENT")

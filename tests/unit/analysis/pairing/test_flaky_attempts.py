@@ -14,6 +14,7 @@ from analysis.sweep.judge_sweep import judge_sweep
 from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
 from orchestrator.bisect.failure_status import classify_failure
+from tests.pairwise import covering
 from tests.records import AttemptRecord, Edit, write_attempt, write_sweep
 from tests.report_text import report_text
 
@@ -289,9 +290,12 @@ def test_who_looks_for_a_failure_does_not_take_one_that_comes_and_goes_for_a_pas
 # --- outcomes that cannot be read -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", ['{"outcome": "NUM', "[]", '{"outcome": "COMPLETED"}', ""])
-@pytest.mark.parametrize("attempt", [1, 2])
-@pytest.mark.parametrize("graphed", [GRAPHED, EAGER])
+@pytest.mark.parametrize(
+    ("content", "attempt", "graphed"),
+    covering(
+        pytest.mark.exhaustive, ['{"outcome": "NUM', "[]", '{"outcome": "COMPLETED"}', ""], [1, 2], [GRAPHED, EAGER]
+    ),
+)
 def test_beside_an_outcome_that_cannot_be_read_no_attempt_counts(
     tmp_path: Path, graphed: bool, attempt: int, content: str
 ) -> None:

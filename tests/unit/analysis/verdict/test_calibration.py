@@ -41,13 +41,14 @@ from benchmarks.verdicts import (
     with_defect,
     words,
 )
+from tests.pairwise import each_once
 
+EXHAUSTIVE = pytest.mark.exhaustive
 NO_RUN = np.empty((0, 100))
 """There is no perturbed run."""
 
 
-@pytest.mark.parametrize("kind", DEFECTS)
-@pytest.mark.parametrize("noise", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize(("kind", "noise"), each_once(EXHAUSTIVE, DEFECTS, [0.1, 0.25, 0.5]))
 def test_a_defect_of_one_and_a_quarter_margins_does_not_pass(kind: str, noise: float) -> None:
     found = sum((words(setting, 5) for setting in with_defect(kind, noise)), Counter[VerdictName]())
     assert passed(found) <= 0.1, f"{found}, and 5% are right"
@@ -147,20 +148,23 @@ def test_equal_eager_runs_do_not_narrow_the_interval_of_graphed_ones() -> None:
     assert held / 400 <= 0.06
 
 
-@pytest.mark.parametrize(("graphed", "hit"), [(1, 1), (2, 1), (2, 2), (4, 3)])
-@pytest.mark.parametrize("noise", [0.05, 0.2, 0.3, 0.6])
-def test_noise_hides_one_bad_step_in_one_of_twenty_windows_at_most(noise: float, graphed: int, hit: int) -> None:
+@pytest.mark.parametrize(
+    ("noise", "runs"), each_once(EXHAUSTIVE, [0.05, 0.2, 0.3, 0.6], [(1, 1), (2, 1), (2, 2), (4, 3)])
+)
+def test_noise_hides_one_bad_step_in_one_of_twenty_windows_at_most(noise: float, runs: tuple[int, int]) -> None:
+    """``runs`` are the graphed runs, and those of them that have the bad step."""
+    graphed, hit = runs
     random, setting, missed = np.random.default_rng(3), Setting(noise=noise, correlation=0.0, graphed=graphed), 0
     for _ in range(200):
-        runs = noise_of(random, setting)[0, :, -COMPARED:]
-        runs[2 : 2 + hit, random.integers(COMPARED)] += TOLERATED
-        mean = runs[:2].mean(axis=0)
-        sample = Sample("loss", runs[:2] - mean, runs[2:] - mean, NO_RUN)
+        drawn = noise_of(random, setting)[0, :, -COMPARED:]
+        drawn[2 : 2 + hit, random.integers(COMPARED)] += TOLERATED
+        mean = drawn[:2].mean(axis=0)
+        sample = Sample("loss", drawn[:2] - mean, drawn[2:] - mean, NO_RUN)
         missed += find_hidden(sample, noise_scale(sample), 1.0) is None
     assert missed / 200 <= 0.07, "4% are right"
 
 
-@pytest.mark.parametrize("steps", [COMPARED, pytest.param(LONG, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [COMPARED, pytest.param(LONG, marks=EXHAUSTIVE)])
 def test_noise_that_is_loud_at_the_start_hides_no_bad_step_there(steps: int) -> None:
     """A single graphed run, whose noise is five times as large in the first 20 steps."""
     random, missed = np.random.default_rng(3), 0
