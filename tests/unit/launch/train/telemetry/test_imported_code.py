@@ -28,10 +28,14 @@ def write(path: Path, source: str) -> None:
 def test_a_module_of_the_users_own_has_a_digest_once(folder: Path) -> None:
     write(folder / "own_package" / "layers.py", "WIDTH = 8\n")
     write(folder / "venv" / "site-packages" / "installed_module.py", "")
+    write(folder / "generated.py", "")
     code = ImportedCode()
     code.digest_new()
     for name in ("own_package.layers", "installed_module", "colorsys"):
         importlib.import_module(name)
+    generated = importlib.import_module("generated")
+    del sys.modules["generated"]
+    sys.modules["installed_module.generated"] = generated
     found = code.digest_new()
     assert [*found] == ["own_package.layers"]
     assert code.digest_new() == {}
