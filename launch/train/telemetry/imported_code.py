@@ -1,6 +1,6 @@
 """Digest the source files of imported modules, so that an edit between two runs is seen.
 
-Installed packages are left out, because environment.json has their versions. So is this package, which has a digest of its own.
+Installed packages are left out, because environment.json has their versions. So is this program, whose commit and digest are there too.
 What remains is a program's own code and checkouts that PYTHONPATH or an editable install names.
 """
 
@@ -18,7 +18,8 @@ from launch import ROOT
 from launch.contract.records.imported_module import ImportedModule
 
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_COVERED = tuple(f"{os.path.realpath(folder)}/" for folder in (sysconfig.get_path("stdlib"), ROOT / "launch"))
+_OWN = (ROOT / package for package in ("launch", "orchestrator", "analysis"))
+_COVERED = tuple(f"{os.path.realpath(folder)}/" for folder in (Path(sysconfig.get_path("stdlib")), *_OWN))
 
 
 class ImportedCode:
