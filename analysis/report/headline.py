@@ -10,7 +10,7 @@ from analysis.speed.speedup import BAND, Speed
 from analysis.sweep.cell_results import CellResult, eager_results
 from analysis.sweep.ranking import Order, rank
 from analysis.verdict.verdict import STEP_CHECKED, VerdictName
-from launch.common.text import count
+from launch.common.text import count, listed
 from launch.contract.outcomes import OutcomeName
 from launch.contract.plan import MINIMUM_STEPS
 
@@ -160,9 +160,11 @@ def over_steps(result: CellResult) -> str:
 def _agreement(result: CellResult) -> str:
     assert result.verdict is not None
     verdict, steps = result.verdict.verdict, result.compared_steps
+    repairs = result.spec.cuda_graph.mend
+    repaired = f", with a repair that your own job lacks ({listed(repairs)})" if repairs else ""
     if verdict == STEP_CHECKED and steps < MINIMUM_STEPS:
-        return f"equivalent in its checked steps ({count('step', steps)} are too few to compare curves)"
-    return AGREEMENT[verdict] + over_steps(result)
+        return f"equivalent in its checked steps ({count('step', steps)} are too few to compare curves){repaired}"
+    return AGREEMENT[verdict] + over_steps(result) + repaired
 
 
 def _memory(eager: CellResult | None, graphed: CellResult) -> str:

@@ -36,15 +36,27 @@ def render(report: ReportData) -> list[str]:
     if pairs:
         rows = (_pair_row(result, pair) for result, pair in pairs)
         blocks = ["## Evidence", table(PAIR_HEADER, rows), *_reasons(report.shown), *_ladder(report.shown)]
-    faults = grouped((fault, result.name) for result in report.shown for fault in result.cell.known_faults)
-    if faults:
-        lines = (item(f"{listed(names)}: [{fault.rule}] {fault.text}") for fault, names in faults.items())
-        blocks += ["### Known to compute wrong results", "\n".join(lines)]
+    if faults := [*_known_faults(report.shown), *_repairs(report.shown)]:
+        blocks += ["### Known faults", "\n".join(faults)]
     notes = Counter(note for r in report.shown for a in attempts_of(r.runs) for note in sorted(set(a.notes)))
     if notes:
         lines = (item(f"{note} ({count('run', runs)})") for note, runs in sorted(notes.items()))
         blocks += ["### Notes of the runs", "\n".join(lines)]
     return blocks
+
+
+def _known_faults(shown: Sequence[CellResult]) -> Iterator[str]:
+    faults = grouped((fault, result.name) for result in shown for fault in result.cell.known_faults)
+    return (item(f"{listed(names)}: [{fault.rule}] {fault.text}") for fault, names in faults.items())
+
+
+def _repairs(shown: Sequence[CellResult]) -> Iterator[str]:
+    repaired = grouped((mend, result.name) for result in shown for mend in result.spec.cuda_graph.mend)
+    for mend, names in repaired.items():
+        yield item(
+            f"{listed(names)}: cuda_graph.mend=[{mend}] repairs a known fault. Your own job keeps it, and the same graphs compute "
+            "wrong results there (docs/megatron.md, Repairs)."
+        )
 
 
 # --- pairs ----------------------------------------------------------------------------------------------------------

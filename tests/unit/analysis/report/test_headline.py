@@ -90,6 +90,16 @@ def test_a_gain_is_told_with_its_interval_its_agreement_and_its_memory() -> None
     assert "equivalent in its checked steps (0 steps are too few to compare curves)" in alone and "noise" not in alone
 
 
+def test_a_repair_that_the_own_job_lacks_is_named_beside_the_gain() -> None:
+    best = cell("transformer_engine", "BITWISE", speed("FASTER"))
+    graph = {**best.cell.spec["cuda_graph"], "mend": ["yarn_positions"]}
+    repaired = replace(best, cell=replace(best.cell, spec={**best.cell.spec, "cuda_graph": graph}))
+    words = "with a repair that your own job lacks (yarn_positions)"
+    assert words in headline([EAGER, repaired]) and "repair" not in headline([EAGER, best])
+    undecided = replace(repaired, speed=CellSpeed(speedup=speed("INCONCLUSIVE")))
+    assert words in headline([EAGER, undecided])
+
+
 def test_a_quick_sweep_judges_no_speed() -> None:
     cells = [EAGER, cell("torch", STEP_CHECKED, speed("INCONCLUSIVE"))]
     assert headline(cells, quick=True).startswith("No speed was judged: `torch, lr 0.001` is equivalent in its checked")

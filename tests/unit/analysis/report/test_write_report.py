@@ -208,11 +208,18 @@ def test_a_known_fault_is_named_with_its_fix_and_by_a_divergence(tmp_path: Path)
     text = report.markdown.read_text()
     assert "Known fault: megatron.local_inputs (below)." in text
     assert (
-        "### Known to compute wrong results\n\n"
-        "- A1: [megatron.local_inputs] its gradient is wrong. Set cuda_graph.mend=[local_inputs].\n"
+        "### Known faults\n\n- A1: [megatron.local_inputs] its gradient is wrong. Set cuda_graph.mend=[local_inputs].\n"
     ) in text
     eager, graphed = read_json(sweep.report / "report.json")["cells"]
     assert eager["known_faults"] == [] and graphed["known_faults"][0]["fix"] == fault.remedy
+
+
+def test_a_repaired_cell_says_what_its_fault_does_to_the_own_job(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path)
+    plan = read_json(sweep.plan)
+    plan["cells"][1]["spec"]["cuda_graph"]["mend"] = ["local_inputs"]
+    write_json(sweep.plan, plan)
+    assert "- A1: cuda_graph.mend=[local_inputs] repairs a known fault. Your own job keeps it" in report_text(sweep)
 
 
 def test_cells_that_were_not_picked_are_spoken_of(tmp_path: Path) -> None:
