@@ -140,7 +140,7 @@ def _evidence_lines(evidence: CurveEvidence, files: CurveFiles, margins: Margins
     lines = [
         f"window         steps {evidence.first_step} to {evidence.last_step} ({evidence.steps}); {runs}",
         f"1 bitwise      the first {evidence.bitwise_prefix} of {evidence.steps} steps"
-        + (f"; eager runs among themselves {evidence.eager_prefix}" if eager_differ else ""),
+        + (f"; eager repeats: the first {evidence.eager_prefix}" if eager_differ else ""),
     ]
     for metric in files.metrics:
         lines += ["", *_metric_lines(evidence, metric, margins.of(metric))]

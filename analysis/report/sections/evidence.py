@@ -81,12 +81,13 @@ def _at_step(difference: float, step: int) -> str:
 
 
 def _equal_steps(evidence: CurveEvidence) -> str:
-    """Return how many leading steps are equal: graphed to eager, and eager runs among themselves if they differ."""
-    among_eager = f"; eager runs among themselves {evidence.eager_prefix}"
-    equal = {0: "no step", evidence.steps: f"all {count('step', evidence.steps)}"}.get(
-        evidence.bitwise_prefix, f"first {evidence.bitwise_prefix} of {evidence.steps} steps"
-    )
-    return equal + (among_eager if evidence.eager_prefix < evidence.steps else "")
+    """Return how many leading steps are equal: graphed to eager, and of eager repeats if they differ."""
+    graphed, eager = (_first(prefix, evidence.steps) for prefix in (evidence.bitwise_prefix, evidence.eager_prefix))
+    return graphed + (f" (eager repeats: {eager})" if evidence.eager_prefix < evidence.steps else "")
+
+
+def _first(prefix: int, steps: int) -> str:
+    return {0: "no step", steps: f"all {count('step', steps)}"}.get(prefix, f"first {prefix} of {steps} steps")
 
 
 def _speed(result: CellResult, pair: PairResult) -> str:

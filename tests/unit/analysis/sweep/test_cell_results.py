@@ -96,7 +96,7 @@ def test_each_graphed_run_equal_to_an_eager_one_of_its_own_is_not_bitwise(tmp_pa
     assert "eager repeats differ among themselves: their loss by up to 0.25" in result.verdict.reason
     assert "graphed repeat 1 equals eager repeat 1 bit for bit, but eager repeats differ" in result.verdict.reason
     assert [pair.verdict.verdict for pair in result.pairs] == ["INCONCLUSIVE"] * 2
-    assert "all 116 steps; eager runs among themselves 56" in report.markdown.read_text()
+    assert "all 116 steps (eager repeats: first 56 of 116 steps)" in report.markdown.read_text()
     assert report.exit_code == 4
 
 
