@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,13 @@ def read_last_words(log: Path) -> LastWords:
 
 
 def record_bytes(attempt: AttemptPaths) -> int:
-    """Return the size in bytes of the files that ranks write. Its growth is the attempt's heartbeat."""
-    files = [attempt.metrics, *(attempt.root / "events").glob("rank*.jsonl")]
+    """Return the size in bytes of the files that ranks write. Its growth is the attempt's heartbeat.
+
+    Logs count until the first step. Loading and compiling may take longer than any step, and only logs show them.
+    """
+    written = _size([attempt.metrics, *(attempt.root / "events").glob("rank*.jsonl")])
+    return written if attempt.metrics.exists() else written + _size(attempt.logs.glob("*.log"))
+
+
+def _size(files: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in files if path.exists())

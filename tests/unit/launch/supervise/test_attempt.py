@@ -63,6 +63,32 @@ def test_time_in_which_nothing_ran_counts_for_no_limit(
     assert ended == ended_by
 
 
+class Loading(Silent):
+    """Ranks that print, and begin to train at some look."""
+
+    def __init__(self, looks: int, paths: AttemptPaths, first_step: int) -> None:
+        super().__init__(looks)
+        self._paths, self._first_step = paths, first_step
+
+    def poll(self) -> int | None:
+        with self._paths.log(0).open("a") as log:
+            log.write("loading shard\n")
+        if self._left == self._first_step:
+            self._paths.metrics.write_text("{}\n")
+        return super().poll()
+
+
+@pytest.mark.parametrize(("first_step", "ended_by"), [(0, "itself"), (600, "hang")])
+def test_what_a_program_prints_is_a_sign_of_life_until_its_first_step(
+    first_step: int, ended_by: EndedBy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between steps, a program that waits forever may print too."""
+    clock, paths = Clock({}), AttemptPaths(tmp_path)
+    paths.logs.mkdir()
+    monkeypatch.setattr(attempt, "time", SimpleNamespace(sleep=clock.sleep, monotonic=clock.monotonic))
+    assert attempt._watch(paths, Loading(700, paths, first_step), LIMITS, lambda: None) == ended_by  # type: ignore[arg-type]
+
+
 class Crashed:
     """Rank 0 appears to end first, although it was ended because rank 1 crashed."""
 
