@@ -37,7 +37,8 @@ def check_settings(eager: Attempt, graphed: Attempt, margins: Margins) -> Verdic
 def refuse(differing: Sequence[str]) -> Verdict:
     """Return INCOMPARABLE for settings that differ: "name: value (eager), value (graphed)"."""
     name = differing[0].partition(":")[0]
-    fix = f"make both sides equal, or allow it by name: wrap --allow-difference {name}, equivalence.allow_differences in a recipe"
+    equal = "run the sweep again with one version of the code" if name.startswith("code.") else "make both sides equal"
+    fix = f"{equal}, or allow it by name: wrap --allow-difference {name}, equivalence.allow_differences in a recipe"
     return Verdict("INCOMPARABLE", f"the runs differ in more than their graph settings: {'; '.join(differing)}", fix)
 
 

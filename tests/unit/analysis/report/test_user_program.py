@@ -57,7 +57,7 @@ def test_the_words_that_count_as_graph_settings_are_named_first(
 
 
 @pytest.mark.parametrize("allowed", [(), ("settings.NCCL",), ("settings.NCCL_ALGO",), ("settings", "packages")])
-@pytest.mark.parametrize("place", ["settings.NCCL_ALGO", "packages.apex"])
+@pytest.mark.parametrize("place", ["settings.NCCL_ALGO", "packages.apex", "code.changes"])
 def test_a_difference_beside_graph_settings_counts_unless_it_is_allowed_by_name(
     tmp_path: Path, allowed: tuple[str, ...], place: str
 ) -> None:
@@ -79,6 +79,7 @@ def test_a_difference_beside_graph_settings_counts_unless_it_is_allowed_by_name(
     else:
         assert found.verdict == "INCOMPARABLE" and f"{place}: 2 (eager), 1 (graphed)" in found.reason, found
         assert f"--allow-difference {place}" in found.fix and "program.command" not in found.reason
+        assert found.fix.startswith("run the sweep again" if section == "code" else "make both sides equal")
 
 
 @pytest.mark.parametrize("numbered", [True, False])
