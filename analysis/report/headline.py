@@ -93,7 +93,17 @@ def _faster(
         where, gain = f" in {len(won)} of {len(workloads)} {noun}s", ", the largest gain,"
     claim = f"{_name(result, ran)} is {speed.ratio:.2f}x faster ({interval(speed)}){gain} and {_agreement(result)}"
     rivals, memory = _not_slower(result, ran), _memory(eager.get(result.cell.workload_id), result)
-    return f"Turn graphs on{where}", "; ".join(filter(None, (claim, rivals, memory)))
+    as_released = _best_as_released(faster) if result.spec.cuda_graph.mend else ""
+    return f"Turn graphs on{where}", "; ".join(filter(None, (claim, as_released, rivals, memory)))
+
+
+def _best_as_released(faster: Sequence[tuple[CellResult, Speed]]) -> str:
+    """Name the fastest cell that needs no repair, or return ""."""
+    released = [item for item in faster if not item[0].spec.cuda_graph.mend]
+    if not released:
+        return ""
+    result, speed = max(released, key=lambda item: item[1].ratio)
+    return f"{called(result)} needs no repair and is {speed.ratio:.2f}x faster ({interval(speed)})"
 
 
 def _none_is_faster(

@@ -96,6 +96,11 @@ def test_a_repair_that_the_own_job_lacks_is_named_beside_the_gain() -> None:
     repaired = replace(best, cell=replace(best.cell, spec={**best.cell.spec, "cuda_graph": graph}))
     words = "with a repair that your own job lacks (yarn_positions)"
     assert words in headline([EAGER, repaired]) and "repair" not in headline([EAGER, best])
+    both = headline([EAGER, repaired, cell("torch", "BITWISE", speed("FASTER", 1.2))])
+    assert (
+        both.startswith("Turn graphs on: `transformer_engine")
+        and "`torch, lr 0.001` needs no repair and is 1.20x" in both
+    )
     undecided = replace(repaired, speed=CellSpeed(speedup=speed("INCONCLUSIVE")))
     assert words in headline([EAGER, undecided])
 
