@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.records.run import Attempt
-from analysis.records.steps import Floats
+from analysis.records.steps import Floats, Integers
+from analysis.speed.eager_only_steps import eager_only_steps
 from analysis.speed.steady_window import Window, behaviour, window_of
 from analysis.speed.trend import FLAT, Profile, profile_of
 
@@ -56,6 +57,10 @@ class PairSpeed:
     """The ratio over all steps of the window, outliers included, divided by ``ratio``."""
     clock: float = 1.0
     """The ratio by the host's clock, including the time between steps, divided by ``ratio``."""
+    eager_only: tuple[int, ...] = ()
+    """The steps that are long in all eager runs of the cell, and in no graphed one."""
+    elsewhere: float = 1.0
+    """The ratio without these steps, divided by ``ratio``."""
     profile: Profile = FLAT
     outliers_kept: str = ""
     """Why outliers count after all (analysis/speed/steady_window.py), or empty."""
@@ -125,17 +130,21 @@ def _measured_ms(attempt: Attempt) -> Floats:
 
 def pool_pairs(pairs: Sequence[PairSpeed]) -> tuple[PairSpeed, ...]:
     """Compute the figures of a cell's pairs. All pairs together decide whether outliers count."""
-    outliers_kept = behaviour([pair.timed.window for pair in pairs if pair.timed])
-    return tuple(_figures(pair, pair.timed, outliers_kept) if pair.timed else pair for pair in pairs)
+    windows = [pair.timed.window for pair in pairs if pair.timed]
+    if not windows:
+        return tuple(pairs)
+    outliers_kept, eager_only = behaviour(windows), eager_only_steps(windows)
+    return tuple(_figures(pair, pair.timed, outliers_kept, eager_only) if pair.timed else pair for pair in pairs)
 
 
-def _figures(pair: PairSpeed, timed: Timed, outliers_kept: str) -> PairSpeed:
+def _figures(pair: PairSpeed, timed: Timed, outliers_kept: str, eager_only: Integers) -> PairSpeed:
     window = timed.window
     kept = np.ones(len(window), bool) if outliers_kept else ~window.excluded_steps
     eager_ms, graphed_ms = float(window.eager_ms[kept].mean()), float(window.graphed_ms[kept].mean())
     capture_ms = max(timed.capture_ms, float(np.nansum(timed.capture_steps_ms - eager_ms)))
     capture_ms += max(0.0, float((window.settling_ms - eager_ms).sum()))
     gain, ratio = eager_ms - graphed_ms, eager_ms / graphed_ms
+    elsewhere = kept & ~np.isin(window.steps, eager_only)
     by_clock = (eager_ms + timed.untimed_ms[0]) / (graphed_ms + timed.untimed_ms[1])
     return replace(
         pair,
@@ -145,6 +154,8 @@ def _figures(pair: PairSpeed, timed: Timed, outliers_kept: str) -> PairSpeed:
         settling=window.settling,
         moved=float(window.eager_ms.mean() / window.graphed_ms.mean()) / ratio,
         clock=by_clock / ratio,
+        eager_only=tuple(eager_only.tolist()),
+        elsewhere=float(window.eager_ms[elsewhere].mean() / window.graphed_ms[elsewhere].mean()) / ratio,
         profile=profile_of(window.eager_ms[kept], window.graphed_ms[kept]),
         outliers_kept=outliers_kept,
         eager_ms=eager_ms,

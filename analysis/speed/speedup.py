@@ -12,8 +12,8 @@ An interval does not show an effect that all pairs share. A verdict must therefo
 - A change within the steady windows continues or stays (analysis/speed/trend.py).
 - Pairs with the eager run first and pairs with the graphed run first have equal weight.
 
-There is no verdict if repeats do not alternate, if all pairs have the same order, or if the host's clock shows less than half
-of the gain. All cells of a sweep with a verdict form one family: the probability that any of them is wrongly FASTER or SLOWER
+There is no verdict if repeats do not alternate, if all pairs have the same order, if the host's clock shows less than half
+of the gain, or if a FASTER comes mostly from steps that are long in eager runs alone. All cells of a sweep with a verdict form one family: the probability that any of them is wrongly FASTER or SLOWER
 is 5%.
 """
 
@@ -39,6 +39,7 @@ from analysis.speed.confidence_interval import (
 from analysis.speed.pair_speed import PairSpeed
 from analysis.speed.trend import later_ratios
 from launch.common.grouped import grouped
+from launch.common.text import numbered
 from launch.contract.model_flops import model_flops
 from launch.contract.spec import RunSpec
 
@@ -49,6 +50,8 @@ MINIMUM_STEPS = 20
 """The minimum number of steady steps per pair for a verdict."""
 LEAST_ON_THE_CLOCK = 0.5
 """The share of a gain (of the ratio's logarithm) that the host's clock must show at least."""
+LEAST_IN_OTHER_STEPS = 0.5
+"""The share of a gain that steps must have that are not long in eager runs alone."""
 MOST_DRIFT = 1.0
 """The largest change of a step time's logarithm that drift may cause within a pair. A larger one extrapolates the line too
 far."""
@@ -269,7 +272,12 @@ def _classify(pairs: Sequence[PairSpeed], family: Correction) -> tuple[SpeedVerd
     verdict, reason = speed_verdict(interval, steps)
     if interval is None or verdict == "INCONCLUSIVE":
         return verdict, reason
-    if doubt := out_of_order(pairs) or not_alternating(pairs) or (verdict != "NEUTRAL" and not_on_the_clock(pairs)):
+    doubt = out_of_order(pairs) or not_alternating(pairs)
+    if verdict != "NEUTRAL":
+        doubt = doubt or not_on_the_clock(pairs)
+    if verdict == "FASTER":
+        doubt = doubt or slow_in_eager_only(pairs)
+    if doubt:
         return "INCONCLUSIVE", doubt
     for other, why in _other_intervals(pairs, interval, family):
         if other and speed_verdict(other, steps)[0] != verdict:
@@ -331,6 +339,18 @@ def not_on_the_clock(pairs: Sequence[PairSpeed]) -> str:
     return (
         f"the ratio is {ratio:.3f} by step times, but {ratio * clock:.3f} by the host's clock, which includes the time between "
         "steps; find what runs between steps"
+    )
+
+
+def slow_in_eager_only(pairs: Sequence[PairSpeed]) -> str:
+    """Return why graphs do not cause most of a gain, or an empty text."""
+    steps, ratio = pairs[0].eager_only, geometric_mean(ratios_of(pairs))
+    others = ratio * geometric_mean([pair.elsewhere for pair in pairs])
+    if math.log(others) / math.log(ratio) >= LEAST_IN_OTHER_STEPS:
+        return ""
+    return (
+        f"only eager runs take longer in {numbered('step', steps, 5)}, as for an evaluation or a checkpoint: without these steps "
+        f"the ratio is {others:.3f}, not {ratio:.3f}; let both sides do the same in each step"
     )
 
 

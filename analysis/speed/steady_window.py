@@ -27,7 +27,7 @@ from functools import cached_property
 
 import numpy as np
 
-from analysis.records.steps import Booleans, Floats, Steps
+from analysis.records.steps import Booleans, Floats, Integers, Steps
 from analysis.statistics.median import medians
 
 FENCE = 3.5
@@ -45,9 +45,10 @@ class Window:
     """The steps that both runs of a pair measured, without settling.
 
     All arrays have shape (steps,). Times are positive, in milliseconds. ``settling_ms`` has the graphed run's settling steps,
-    shape (settling,).
+    shape (settling,). ``steps`` are the numbers of the steps.
     """
 
+    steps: Integers
     eager_ms: Floats
     graphed_ms: Floats
     eager_off: Booleans
@@ -82,11 +83,11 @@ def window_of(eager: Steps, graphed: Steps) -> Window | str:
     eager_ms, graphed_ms = eager.step_time_ms[before][of_eager], graphed.step_time_ms[after][of_graphed]
     if not (is_plausible(eager_ms).all() and is_plausible(graphed_ms).all()):
         return f"a step time is not a number of milliseconds from {SHORTEST_MS:g} to {LONGEST_MS:g}"
-    whole = Window(eager_ms, graphed_ms, _off(eager_ms), _off(graphed_ms))
+    whole = Window(steps, eager_ms, graphed_ms, _off(eager_ms), _off(graphed_ms))
     settling = _settling(whole.excluded_steps)
     rest = slice(settling, None)
     off = whole.eager_off[rest], whole.graphed_off[rest]
-    return Window(eager_ms[rest], graphed_ms[rest], *off, graphed_ms[:settling])
+    return Window(steps[rest], eager_ms[rest], graphed_ms[rest], *off, graphed_ms[:settling])
 
 
 def behaviour(windows: Sequence[Window]) -> str:

@@ -26,7 +26,8 @@ NOTES = (
     f"all other cases. A cell with fewer than two pairs or {MINIMUM_STEPS} steady steps is INCONCLUSIVE too.",
     "All cells with a verdict are judged together, as one family of tests. The intervals are so wide that the chance of any "
     f"wrong FASTER or SLOWER among them is {ALPHA:.0%}.",
-    "A verdict must also survive four checks: outliers, drift between repeats, the order of runs, and changes within the window.",
+    "A verdict must also survive five checks: outliers, drift between repeats, the order of runs, changes within the window, and "
+    "steps that are long in eager runs alone.",
     "Steady steps: the number of steps in the window, which has the steps that both runs measured, without settling steps. A "
     "slow phase that fills the whole window does not show. Longer runs show it.",
     f"Outliers: steps further from their run's median than {FENCE:g} robust standard deviations and {NOTICEABLE:.0%}. Both "

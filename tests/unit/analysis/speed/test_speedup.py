@@ -218,6 +218,28 @@ def test_rare_steps_count_where_one_side_alone_has_them(tmp_path: Path) -> None:
     assert speed.ratio < 1.25 * 0.95
 
 
+def long_eager_steps(every: int, shift: int) -> Edit:
+    """Return eager steps of which every n-th takes five times as long, ``shift`` steps later in each repeat. Graphs gain 2%."""
+
+    def edit(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            long = not run.spec.graphed and (step["step"] + shift * run.spec.repeat) % every == every - 1
+            step["step_time_ms"] = EAGER_MS / (1.02 if run.spec.graphed else 1) * (5 if long else 1)
+
+    return edit
+
+
+def test_what_only_eager_runs_do_in_some_steps_is_no_gain_of_graphs(tmp_path: Path) -> None:
+    speed = speed_of(tmp_path / "same", long_eager_steps(10, shift=0), repeats=3)
+    assert speed.verdict == "INCONCLUSIVE" and speed.ratio > 1.4
+    assert "only eager runs take longer in steps 9, 19, 29, 39, 49 and 7 more" in speed.reason
+    assert "without these steps the ratio is 1.020" in speed.reason
+    # Stalls at other steps of each run are eager's own.
+    assert speed_of(tmp_path / "other", long_eager_steps(10, shift=3), repeats=3).verdict == "FASTER"
+    # What graphs gain in the other steps is enough.
+    assert speed_of(tmp_path / "rare", slow_steps(100, side=False), repeats=3).verdict == "FASTER"
+
+
 def stalls(at: Callable[[AttemptRecord], dict[int, float]]) -> Edit:
     """Return graphed steps that are 5% faster than eager ones, except for some steps that take several times as long."""
 
