@@ -24,6 +24,7 @@ from analysis.pairing.program_settings import (
     rounded_metrics,
     widen_by_rounding,
 )
+from analysis.pairing.shown_losses import check_shown_losses
 from analysis.pairing.step_checks import has_clean_checks
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
@@ -182,7 +183,8 @@ def _judge_pair(
     complete = baseline.repeats.get(graphed.digests, {}).values()
     others = [steps for steps in complete if steps is not eager.steps]
     captured, equal = capture_step(graphed.steps, spec), exact is not None
-    if changed := compare_first_replays(eager, graphed, [one for one in repeats if one is not eager], captured).fault():
+    replayed = compare_first_replays(eager, graphed, [one for one in repeats if one is not eager], captured)
+    if changed := replayed.fault() or check_shown_losses(eager.steps, graphed.steps, spec, margins):
         return changed
     named = {f"eager run {place}": steps for place, steps in enumerate((eager.steps, *others))}
     wide = widen_by_rounding(margins, graphed, named, {"graphed run": graphed.steps}, slice(captured))

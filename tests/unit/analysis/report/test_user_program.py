@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,49 @@ def test_a_run_that_resumed_a_checkpoint_is_named(tmp_path: Path, numbered: bool
         assert found.verdict == "INCOMPARABLE" and "numbers its first step 0 (eager) and 110 (graphed)" in found.reason
     else:
         assert found.verdict == "INCONCLUSIVE" and "the runs do not start alike" in found.reason, found
+
+
+def show_later(losses: list[float]) -> list[float]:
+    """Show each loss a step late, when the next replay has replaced it."""
+    return [*losses[1:], losses[-1]]
+
+
+def show_earlier(losses: list[float]) -> list[float]:
+    return [losses[0], *losses[:-1]]
+
+
+def show_last(losses: list[float]) -> list[float]:
+    """Show at the end what a graph wrote last."""
+    return [losses[-1]] * len(losses)
+
+
+@pytest.mark.parametrize(
+    ("show", "verdict", "reason"),
+    [
+        (show_later, "INCOMPARABLE", "is eager's of step 5, and so on"),
+        (show_earlier, "INCOMPARABLE", "is eager's of step 4, and so on"),
+        (show_last, "INCOMPARABLE", "all its losses are 1.696"),
+        (sorted, "DIVERGED", "first at step "),
+    ],
+)
+@pytest.mark.parametrize("norms_differ", [False, True])
+def test_losses_that_a_program_shows_at_other_steps_are_no_fault_of_graphs(
+    tmp_path: Path, show: Callable[[list[float]], list[float]], verdict: str, reason: str, norms_differ: bool
+) -> None:
+    def log_otherwise(run: records.AttemptRecord) -> None:
+        if run.spec.graphed:
+            first = run.spec.cuda_graph.capture_step + 1
+            shown = show([line["loss"] for line in run.metrics[first:]])
+            for line, loss in zip(run.metrics[first:], shown, strict=True):
+                line["loss"] = loss
+                line["grad_norm"] *= 1 + 0.02 * norms_differ
+        elif run.spec.repeat:
+            run.metrics[60]["loss"] += 1e-4
+
+    sweep = records.write_sweep(tmp_path / "mine", edit=log_otherwise)
+    (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
+    assert found is not None and found.verdict == ("DIVERGED" if norms_differ else verdict), found
+    assert norms_differ or reason in found.reason, found
 
 
 CASES = {
