@@ -15,6 +15,7 @@ from launch.common.redact import redact
 from launch.contract.spec import RunSpec
 from launch.contract.spec_ids import digest
 from launch.frameworks.command_line import command_words, shared_words
+from launch.observe.torch_settings import torch_settings
 from launch.train.telemetry.provenance import describe
 
 
@@ -34,6 +35,7 @@ def describe_program(device: torch.device, spec: RunSpec, folders: Sequence[str]
     return {
         **described,
         "program": {"framework": spec.command.framework, "command": " ".join(words), "python": redact(sys.executable)},
+        "torch": torch_settings(),
         "code": code,
         "digests": {"code": code["digest"], "libraries": digest([described["versions"], packages])},
         "packages": packages,

@@ -58,7 +58,7 @@ def test_the_words_that_count_as_graph_settings_are_named_first(
 
 
 @pytest.mark.parametrize("allowed", [(), ("settings.NCCL",), ("settings.NCCL_ALGO",), ("settings", "packages")])
-@pytest.mark.parametrize("place", ["settings.NCCL_ALGO", "packages.apex", "code.changes"])
+@pytest.mark.parametrize("place", ["settings.NCCL_ALGO", "packages.apex", "code.changes", "torch.cudnn_benchmark"])
 def test_a_difference_beside_graph_settings_counts_unless_it_is_allowed_by_name(
     tmp_path: Path, allowed: tuple[str, ...], place: str
 ) -> None:

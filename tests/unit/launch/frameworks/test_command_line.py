@@ -65,6 +65,14 @@ def test_places_are_filled_when_a_run_starts_and_a_gpu_takes_steps_to_profile() 
     assert command_words(spec, {"python": "py", "output": "/a"}) == ("py", "t.py", "--out", "/a", "103")
 
 
+@pytest.mark.parametrize("graph", [CudaGraph(), CudaGraph("torch_compile")], ids=["eager", "compiled"])
+def test_both_sides_of_a_trainer_that_turns_tf32_on_when_it_compiles_use_it(graph: CudaGraph) -> None:
+    spec = RunSpec("command", command=Command("huggingface", "t"), cuda_graph=graph, placement=Placement("cuda"))
+    assert " --tf32 True" in " ".join(command_words(spec, {}))
+    own = replace(spec, command=Command("huggingface", "t --tf32 False"))
+    assert " ".join(command_words(own, {})).count("--tf32") == 1
+
+
 def test_doubled_braces_are_the_program_s_own() -> None:
     run = """t --run {{seed}}-{seed} --sizes '{"a": {"b": 1}}' {{{nobody}}}"""
     spec = RunSpec("command", command=Command(run=run))

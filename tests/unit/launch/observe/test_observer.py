@@ -445,12 +445,15 @@ def test_the_environment_names_command_code_image_and_packages(tmp_path: Path, m
     first = json.loads(observe(tmp_path, PROGRAM, spec_of(), is_described=True).attempt.environment.read_text())
     (tmp_path / "train.py").write_text(PROGRAM + "\n")
     again = dataclasses.replace(spec_of(), repeat=1)
-    second = json.loads(observe(tmp_path, PROGRAM, again, is_described=True).attempt.environment.read_text())
+    faster = PROGRAM.replace("optimizer =", "torch.set_float32_matmul_precision('high')\noptimizer =", 1)
+    second = json.loads(observe(tmp_path, faster, again, is_described=True).attempt.environment.read_text())
     assert first["program"]["command"] == "python train.py"
     assert first["packages"]["torch"] == metadata.version("torch")
     assert first["image"] == "docker://site/image:1"
     assert first["digests"]["libraries"] == second["digests"]["libraries"]
     assert first["digests"]["code"] != second["digests"]["code"]
+    differing = {name for name, value in first["torch"].items() if second["torch"][name] != value}
+    assert differing == {"float32_products"}
 
 
 BY_HAND = """

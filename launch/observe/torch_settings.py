@@ -1,0 +1,45 @@
+"""Describe the settings of PyTorch that change its kernels in the whole process, and so numbers and speed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def _float32_products() -> str:
+    """Return the precision of products of float32 matrices on GPUs.
+
+    Newer releases of PyTorch have two ways to set it. This attribute can be read after both.
+    """
+    products = torch.backends.cuda.matmul
+    if not hasattr(products, "fp32_precision"):
+        return torch.get_float32_matmul_precision()
+    return "ieee" if products.fp32_precision == "none" else str(products.fp32_precision)
+
+
+_SETTINGS: Mapping[str, Callable[[], object]] = {
+    "float32_products": _float32_products,
+    "cudnn_allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
+    "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
+    "cudnn_deterministic": lambda: torch.backends.cudnn.deterministic,
+    "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+    "detect_anomaly": torch.is_anomaly_enabled,
+}
+
+
+def torch_settings() -> dict[str, str]:
+    """Return the settings as this process has them now."""
+    with warnings.catch_warnings():
+        # Newer releases warn of the older of two names.
+        warnings.simplefilter("ignore")
+        return {name: _read(setting) for name, setting in _SETTINGS.items()}
+
+
+def _read(setting: Callable[[], object]) -> str:
+    try:
+        return str(setting())
+    except RuntimeError:
+        # After a program has used newer names, PyTorch may not let anyone read the older ones.
+        return "unknown"
