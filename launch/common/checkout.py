@@ -81,7 +81,7 @@ def describe_code(folder: Path, command: Sequence[str] = ()) -> dict[str, Any]:
     for path in _untracked(folder) if commit is not None else _python_files(folder):
         content.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
     words = (word for words in command for word in words.split())
-    named = sorted({file for word in words if (file := _named_file(folder, word))})
+    named = sorted({file for word in words if (file := named_file(folder, word)) and is_code(file)})
     for file in named:
         content.update(str(file).encode() + b"\0" + file.read_bytes())
     outside = {file.parent for file in named if file.suffix in _SCRIPTS and not file.is_relative_to(folder.resolve())}
@@ -90,12 +90,16 @@ def describe_code(folder: Path, command: Sequence[str] = ()) -> dict[str, Any]:
     return {"commit": commit, "dirty": bool(changes), "digest": content.hexdigest()[:10]}
 
 
-def _named_file(folder: Path, word: str) -> Path | None:
-    """Return the script or settings file that a command's ``word`` names, perhaps after an equals sign or in quotes."""
+def named_file(folder: Path, word: str) -> Path | None:
+    """Return the file that a command's ``word`` names, perhaps after an equals sign or in quotes, or None."""
     path = folder / word.rpartition("=")[2].strip("'\"")
     # Path.is_file raises an error if the word is too long for a name.
-    is_file = path.suffix in (*_SCRIPTS, *_SETTINGS) and os.path.isfile(path)  # noqa: PTH113
-    return path.resolve() if is_file else None
+    return path.resolve() if os.path.isfile(path) else None  # noqa: PTH113
+
+
+def is_code(file: Path) -> bool:
+    """Return whether the digest of the code covers a ``file`` that a command names, by its name."""
+    return file.suffix in (*_SCRIPTS, *_SETTINGS)
 
 
 def _digest_around(folder: Path) -> bytes:

@@ -6,10 +6,11 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from launch.common.grouped import grouped
 from launch.common.text import count, size
-from launch.contract.plan import MINIMUM_STEPS, Cell, Margins, Plan, PlannedBundle, Reason
+from launch.contract.plan import MINIMUM_STEPS, WRAPPED, Cell, Margins, Plan, PlannedBundle, Reason
 from launch.contract.spec import RunSpec
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
@@ -29,11 +30,13 @@ def warn_missing_programs(problems: Sequence[Problem]) -> None:
         )
 
 
-def warn_changed_programs(folders: Sequence[str], plan: Plan) -> None:
-    for folder in folders:
+def warn_changed_programs(folders: Sequence[str], files: Sequence[str], plan: Plan, sweep: Path) -> None:
+    fix = f"give the sweep another name: name={plan.name}_2"
+    if plan.recipe_file == WRAPPED:
+        fix = f"move this folder away: {sweep}"
+    for name in [*(f"{folder}: its code" for folder in folders), *(f"{file}: it" for file in files)]:
         sys.stderr.write(
-            f"{folder}: its code has changed since the runs on disk, and they are not repeated\n    to run it as it is now, give "
-            f"the sweep another name: name={plan.name}_2\n"
+            f"{name} has changed since the runs on disk, and they are not repeated\n    to run it as it is now, {fix}\n"
         )
 
 

@@ -10,7 +10,7 @@ from orchestrator.cli.planning import plan_recipe
 from orchestrator.cli.sweep_states import print_sweep_json
 from orchestrator.output.memory import warn_of_memory
 from orchestrator.output.plan import print_plan_summary, warn_changed_programs
-from orchestrator.sweeps.changed_programs import changed_programs
+from orchestrator.sweeps.changed_programs import changed_programs, edited_files
 from orchestrator.sweeps.store import Store
 from orchestrator.workflow.run_sweep import run_sweep
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_plan_summary(plan)
         warn_of_memory(plan, memory)
         paths = Store(arguments.store).sweep(plan.name)
-        warn_changed_programs(changed_programs(paths, plan), plan)
+        warn_changed_programs(changed_programs(paths, plan), edited_files(paths, plan), plan, paths.root)
         wait, allow_empty = not arguments.no_wait, arguments.allow_empty
         code = run_sweep(paths, plan, memory.target, "new", executor, wait=wait, allow_empty=allow_empty)
     if arguments.json:
