@@ -99,6 +99,8 @@ class Rank:
             self._reported = True
             recorder = Recorder(self.attempt, self.number, torch.device("cpu"))
             text = f"a second process trains as rank {self.number}: let the command start one training program"
+            if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+                text = "torchrun restarted the program after a rank failed: read in its log why, and leave out --max-restarts"
             recorder.exception(ProgramError(text))
 
     def forget(self) -> None:

@@ -423,6 +423,23 @@ def test_a_program_that_goes_on_after_its_last_step_loses_nothing(tmp_path: Path
     assert seen.diagnosis.outcome == "COMPLETED" and len(seen.steps) == 8
 
 
+@pytest.mark.parametrize(
+    ("restarts", "said"),
+    [("0", "let the command start one"), ("1", "torchrun restarted the program after a rank failed")],
+)
+def test_a_program_that_trains_again_in_another_process_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: str, said: str
+) -> None:
+    """torchrun starts a program that failed again, from its last checkpoint."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+    fails = PROGRAM.replace("    print", "    if number == 5: os._exit(7)\n    print").replace(
+        "data = ", "import os\ndata = "
+    )
+    twice = f"import os\nif (child := os.fork()) == 0: exec({fails!r})\nos.waitpid(child, 0)\n{PROGRAM}"
+    seen = observe(tmp_path, twice, spec_of())
+    assert seen.diagnosis.outcome == "CONFIG" and said in seen.diagnosis.message, seen.diagnosis
+
+
 def test_a_rank_that_the_program_forks_counts_and_other_children_do_not(tmp_path: Path) -> None:
     forks = """
 import os
