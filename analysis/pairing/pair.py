@@ -68,6 +68,8 @@ class Pair:
     """Whether only the logs of both runs are known."""
     learns: bool = False
     """Whether records besides the losses show that both runs update parameters, and in the same way."""
+    compiled_alone: bool = False
+    """Whether torch.compile compiles code of a user's graphed run, and none of the eager one."""
 
     @property
     def comparable(self) -> bool:
@@ -117,7 +119,12 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
         contradictions(graphed, tuple(curves.values()), margins_for(spec, margins)),
         None if exact and not exact.passes else _doubt(before, after, baseline, spec),
         learns=both_update(before, after, has_clean_checks(after, spec)),
+        compiled_alone=_is_compiled(after) and not _is_compiled(before),
     )
+
+
+def _is_compiled(attempt: Attempt) -> bool:
+    return any(stats.compiled for stats in attempt.proofs.values())
 
 
 def _doubt(eager: Attempt, graphed: Attempt, baseline: EagerBaseline, spec: RunSpec) -> Verdict | None:

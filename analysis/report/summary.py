@@ -90,6 +90,7 @@ def _notes(
         yield f"No cell ran: {_count_not_run(results)}."
         return
     yield _graph_words(ran)
+    yield _compiled_alone(ran)
     yield from (_bad_news(ran, *problem) for problem in PROBLEMS)
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
@@ -186,6 +187,15 @@ def _graph_words(ran: Sequence[CellResult]) -> str:
         f"{called(result)} ({'; '.join(one.text for one in differing)})" for result, differing in found if differing
     ]
     return f"Counted as graph settings: {first_names(names, MAXIMUM_NAMES)}." if names else ""
+
+
+def _compiled_alone(ran: Sequence[CellResult]) -> str:
+    """Name the cells of a user's program whose speed-up is also that of compiled code, because eager runs compile nothing."""
+    on_gpus = [result for result in ran if result.on_gpu]
+    names = [called(result) for result in on_gpus if any(pair.compiled_alone for pair in result.pairs)]
+    if not names:
+        return ""
+    return f"Compiled (torch.compile) only in graphed runs: {first_names(names, MAXIMUM_NAMES)}. Speed-ups are those of both."
 
 
 def _command_words(spec: RunSpec) -> tuple[list[str], list[str]]:

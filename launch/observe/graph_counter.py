@@ -63,6 +63,7 @@ class GraphCounter:
             recompilations=phases.recaptures,
             capture_seconds=self._capture_seconds,
             launches_per_step=each,
+            compiled=compiled_functions(),
         )
 
     def fault(self, phases: PhaseTracker) -> CaptureError | None:

@@ -27,6 +27,8 @@ class GraphStats:
     capture_seconds: Amount = 0.0
     launches_per_step: int = 0
     """CUDA graph launches per step if all captured parts run from graphs; 0 without graphs."""
+    compiled: int = 0
+    """How many functions of a user's program torch.compile compiled, in eager runs too."""
 
     @property
     def proven(self) -> bool:

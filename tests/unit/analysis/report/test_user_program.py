@@ -14,6 +14,7 @@ from analysis.report.write_report import write_report
 from analysis.sweep.judge_sweep import judge_sweep
 from launch.common.atomic_files import write_json
 from launch.contract.plan import Margins, read_plan
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import Command, RunSpec
 from tests import records
 
@@ -55,6 +56,23 @@ def test_the_words_that_count_as_graph_settings_are_named_first(
     report = write_report(records.write_sweep(tmp_path / "mine", impls=("command",), steps=20))
     said = "Counted as graph settings: A1 (`--mode`: `1` eager, `2` graphed; `--lr 3e-4` only graphed)."
     assert said in report.summary
+
+
+@pytest.mark.parametrize("eager_too", [False, True])
+def test_a_speed_up_of_graphs_and_of_compiled_code_is_named_as_that_of_both(tmp_path: Path, eager_too: bool) -> None:
+    def compile_code(run: records.AttemptRecord) -> None:
+        if not run.spec.graphed:
+            stats = GraphStats("none", compiled=3 * eager_too)
+            run.events[0].append({**run.events[0][-1], "kind": "proof", "graphs": dataclasses.asdict(stats)})
+        for event in run.events[0]:
+            if event["kind"] == "proof" and run.spec.graphed:
+                event["graphs"] = {**event["graphs"], "compiled": 3}
+
+    report = write_report(
+        records.write_sweep(tmp_path / "mine", impls=("transformer_engine",), device="cuda", edit=compile_code)
+    )
+    said = "Compiled (torch.compile) only in graphed runs: A1. Speed-ups are those of both."
+    assert (said in report.summary) is not eager_too, report.summary
 
 
 @pytest.mark.parametrize("allowed", [(), ("settings.NCCL",), ("settings.NCCL_ALGO",), ("settings", "packages")])

@@ -242,7 +242,7 @@ def test_a_compiled_program_shows_in_which_step_it_compiled(tmp_path: Path) -> N
     ] * (STEPS - 7)
     (proof,) = seen.events("proof")
     assert proof["graphs"]["impl"] == "command" and proof["graphs"]["graphs"] == 1
-    assert proof["graphs"]["recompilations"] == 0
+    assert proof["graphs"]["recompilations"] == 0 and proof["graphs"]["compiled"] == 1
 
 
 @pytest.mark.parametrize("since", [0, 8])
