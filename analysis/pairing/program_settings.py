@@ -5,6 +5,7 @@ Settings may differ in graph settings and in names the recipe allows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from analysis.curves.curve import curve_of_record
@@ -19,6 +20,8 @@ from launch.contract.records.step_metrics import METRICS, Metric
 _DECIDED_ELSEWHERE = ("program.command:", "choices.", "digests.")
 """Other modules decide on these. The command contains the graph settings, :func:`check_sources` judges choices, and a digest
 differs only if something else differs."""
+_OPTIMIZER_FLAG = re.compile(r"lr|learning|decay|momentum|beta|eps|optim", re.IGNORECASE)
+"""Names of flags that set an optimizer: ``wrap --allow-difference lr``."""
 SOURCES = ("loss", "grad_norm", "steps", "metrics")
 """The observer's records of where a run's steps come from."""
 _MAY_ROUND = ("printed", "its logger")
@@ -29,9 +32,17 @@ _FIX = "print the loss and gradient norm with nine digits in JSON lines, or call
 def check_settings(eager: Attempt, graphed: Attempt, margins: Margins) -> Verdict | None:
     """Return INCOMPARABLE if the runs of a program differ in more than graph settings and ``allow_differences``."""
     found = (text for text in differences(eager.environment, graphed.environment) if not is_allowed(text, margins))
-    if not (differing := [text for text in found if not text.startswith(_DECIDED_ELSEWHERE)]):
-        return None
-    return refuse(differing)
+    differing = [text for text in found if not text.startswith(_DECIDED_ELSEWHERE) or _is_of_optimizers(text, margins)]
+    return refuse(differing) if differing else None
+
+
+def _is_of_optimizers(difference: str, margins: Margins) -> bool:
+    """Return whether the optimizers begin with other settings, and no flag that sets them may differ.
+
+    Of a graph that contains the optimizers, their settings may be unknown.
+    """
+    is_known = difference.startswith("choices.optimizers:") and not re.search("[:,] unset", difference)
+    return is_known and not any(map(_OPTIMIZER_FLAG.search, margins.allow_differences))
 
 
 def refuse(differing: Sequence[str]) -> Verdict:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from launch.common.text import first_names
 from launch.contract.records.gradient_sketch import GradientSketch
 from launch.observe.gradient_sketches import gradient_of, own_part, parameter_names, sketch
 from launch.observe.other_state import OtherState
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.parameter_digest import digest_parameters
 
+_SETTINGS = ("lr", "weight_decay", "momentum", "betas", "eps")
+"""The settings of an optimizer that are no choice of its implementation."""
 _NO_DIGEST = (RuntimeError, TypeError, KeyError, NotImplementedError)
 """What tensors without a digest raise."""
 
@@ -30,6 +34,12 @@ class Optimizers:
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         self.seen[id(optimizer)] = optimizer
+
+    def describe(self) -> str:
+        """Return the settings with which all optimizers so far begin, each once. A graph may need a learning rate that is a tensor."""
+        groups = [group for optimizer in self.seen.values() for group in optimizer.param_groups]
+        found = dict.fromkeys(filter(None, map(_describe_group, groups)))
+        return first_names([*found])
 
     def sketch(self, optimizer: torch.optim.Optimizer) -> tuple[GradientSketch, ...]:
         """Return sketches of the gradients of ``optimizer``. The host waits."""
@@ -98,6 +108,19 @@ def identity(optimizer: torch.optim.Optimizer) -> int:
         if parameters := group["params"]:
             return id(parameters[0])
     return id(optimizer)
+
+
+def _describe_group(group: Mapping[str, Any]) -> str:
+    begun = {**group, "lr": group.get("initial_lr", group.get("lr"))}
+    return ", ".join(f"{name} {text}" for name in _SETTINGS if (text := _text(begun.get(name))))
+
+
+def _text(value: object) -> str:
+    """Return a number or several, rounded as float32 may be; "" for anything else."""
+    if isinstance(value, tuple | list):
+        return "/".join(map(_text, value))
+    is_number = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    return f"{float(value):.5g}" if is_number else ""  # type: ignore[arg-type]
 
 
 def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:

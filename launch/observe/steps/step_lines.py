@@ -49,6 +49,8 @@ class StepLines:
         """Whether a gradient scaler skips steps whose gradients are not finite, and has skipped one."""
         self.optimizers = 0
         """The number of optimizers whose steps are counted."""
+        self.optimizer_settings = ""
+        """The settings of the optimizers as they begin; empty if they are unknown."""
         self.refused = False
         """Whether this rank's metrics are of no use, because another rank writes them."""
 
@@ -169,6 +171,8 @@ class StepLines:
             return None
         sources: dict[str, str] = {metric: str(self.log.source(metric)) for metric in METRICS}
         choices = {**sources, "steps": self._steps_from, "metrics": f"rank {number}"}
+        if self.optimizer_settings:
+            choices["optimizers"] = self.optimizer_settings
         if self.log.first_number is not None:
             choices["first_number"] = str(self.log.first_number)
         recorder.write("choices", choices=choices)

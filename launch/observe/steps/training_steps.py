@@ -48,6 +48,7 @@ class TrainingSteps:
         self._inspected: InspectedSteps | None = None
         self._latest: dict[int, tuple[GradientSketch, ...]] = {}
         """The last sketch of each optimizer, by its id."""
+        self._settings: str | None = None
         self.announced = False
         """Whether the program announces its steps itself."""
         self._start_counting("optimizer steps")
@@ -205,6 +206,7 @@ class TrainingSteps:
         if phase != "measure" or not spec.graphed:
             self._graphs.graphs += graphs
         self.lines.end_step(moment, "check" if phase == "measure" and slowed else phase)
+        self.lines.optimizer_settings = self._settings_at_start()
         if spec.perturbed:
             self._perturb(recorder)
         if phases.steps == spec.training.steps:
@@ -221,6 +223,12 @@ class TrainingSteps:
         elif self._inspected is not None:
             self._inspected.end_step()
         self.write()
+
+    def _settings_at_start(self) -> str:
+        """Return the settings of the optimizers after the first step, before a schedule changes them."""
+        if self._settings is None:
+            self._settings = self.optimizers.describe()
+        return self._settings
 
     def _perturb(self, recorder: Recorder) -> None:
         """Begin to perturb if the perturbed step comes next. After this step, note what was moved."""

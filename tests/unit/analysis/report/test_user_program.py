@@ -164,6 +164,31 @@ def test_losses_that_a_program_shows_at_other_steps_are_no_fault_of_graphs(
     assert norms_differ or reason in found.reason, found
 
 
+@pytest.mark.parametrize(
+    ("rates", "allowed", "verdict"),
+    [
+        (("0.1", "0.2"), (), "INCOMPARABLE"),
+        (("0.1", "0.2"), ("lr",), "BITWISE"),
+        (("0.1", "0.2"), ("choices.optimizers",), "BITWISE"),
+        (("0.1", "0.2"), ("packages",), "INCOMPARABLE"),
+        (("0.1", ""), (), "BITWISE"),
+    ],
+)
+def test_another_learning_rate_is_no_graph_setting(
+    tmp_path: Path, rates: tuple[str, str], allowed: tuple[str, ...], verdict: str
+) -> None:
+    def choose(run: records.AttemptRecord) -> None:
+        rate = rates[run.spec.graphed]
+        choices = {"loss": "printed"} | ({"optimizers": f"lr {rate}"} if rate else {})
+        run.events[0].append({**run.events[0][-1], "kind": "choices", "choices": choices})
+
+    sweep = records.write_sweep(tmp_path / "mine", edit=choose)
+    write_json(sweep.plan, dataclasses.replace(read_plan(sweep), margins=Margins(allow_differences=allowed)))
+    (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
+    assert found is not None and found.verdict == verdict, found
+    assert ("choices.optimizers: lr 0.1 (eager), lr 0.2 (graphed)" in found.reason) is (verdict == "INCOMPARABLE")
+
+
 CASES = {
     "digits that show the margin": ("printed", 6, 1e-5, 0.0, "EQUIVALENT", ""),
     "equal digits": ("printed", 6, 0.0, 0.0, "EQUIVALENT", "all printed digits are equal"),

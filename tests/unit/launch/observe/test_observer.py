@@ -234,6 +234,17 @@ def test_a_rank_that_reports_alone_waits_for_no_other(tmp_path: Path, norm: str,
         assert len({event["digest"] for event in seen.events("parameters")}) == 2, "the optimizer changes parameters"
 
 
+@pytest.mark.parametrize("rate", ["0.1", "torch.tensor(0.1)"])
+def test_optimizers_are_described_as_they_begin(tmp_path: Path, rate: str) -> None:
+    """A graph that contains the optimizer needs the learning rate in a tensor."""
+    scheduled = PROGRAM.replace("lr=0.1)", f"lr={rate})").replace(
+        "data = ", "schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)\ndata = "
+    )
+    seen = observe(tmp_path, scheduled.replace("    print", "    schedule.step()\n    print"), spec_of())
+    (choices,) = seen.events("choices")
+    assert choices["choices"]["optimizers"] == "lr 0.1, weight_decay 0, momentum 0"
+
+
 def test_a_compiled_program_shows_in_which_step_it_compiled(tmp_path: Path) -> None:
     seen = observe(tmp_path, PROGRAM, spec_of(graphed=True))
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
