@@ -209,6 +209,8 @@ def _derived_layout(flags: Flags, settings: Mapping[str, Any]) -> dict[str, Any]
     if "num_experts" in flags and "expert_tensor_parallel_size" not in flags:
         # megatron/core/parallel_state.py, initialize_model_parallel
         derived["parallelism.etp"] = _number(flags, "tensor_model_parallel_size", 1)
+    if _number(flags, "tensor_model_parallel_size", 1) == 1:
+        derived["parallelism.sequence_parallel"] = False  # as validate_args does
     if "num_layers_per_virtual_pipeline_stage" in flags:
         derived["parallelism.vpp"] = _virtual_stages(flags)
     if derived.get("parallelism.vpp", settings.get("parallelism.vpp", 1)) > 1:

@@ -11,7 +11,7 @@ from launch.megatron_config.absent_fields import absent_field
 from launch.megatron_config.field_names import FIELDS
 from launch.support.rule import field_value
 from orchestrator.export import megatron_lm
-from orchestrator.export.flag_meanings import NEEDED, SWITCHES, VALUES
+from orchestrator.export.flag_meanings import ENOUGH_STEPS, NEEDED, SWITCHES, VALUES
 from orchestrator.export.megatron_flags import Flags, each_flag, is_number, parse_flags, spell_flag
 
 MANY_STEPS = 1000
@@ -24,7 +24,7 @@ ASSUMED = {
 """Fields for which a recipe takes its own value if none of these flags is given."""
 DROPS = "moe_expert_rank_capacity_factor"
 SAID_ELSEWHERE = {"vocab_size", "tokenizer_type", "max_position_embeddings", "group_query_attention", "make_vocab_size_divisible_by",
-                  "num_layers_per_virtual_pipeline_stage", *SWITCHES}  # fmt: skip
+                  "num_layers_per_virtual_pipeline_stage", "sequence_parallel", *SWITCHES}  # fmt: skip
 NODES = {"nnodes": "nodes", "nproc_per_node": "gpus_per_node"}
 """Flags of torchrun."""
 
@@ -57,9 +57,11 @@ def notes_on_flags(flags: Flags, spec: RunSpec) -> Iterator[str]:
             yield f"{spell_flag(name, flags[name])}: the recipe's cells train with {spell_flag(name, exported[name])}"
     yield from _notes_on_missing(flags, exported, spec)
     if spec.training.steps > MANY_STEPS:
+        warmup = spec.training.learning_rate_warmup_steps
+        lower = f", and training.learning_rate_warmup_steps={ENOUGH_STEPS} or fewer" if warmup > ENOUGH_STEPS else ""
         yield (
             f"--train-iters {spec.training.steps}: every run takes as many, unless it exceeds resources.minutes_per_run;"
-            " a verdict needs 100 steps after the capture: set training.steps=120"
+            f" a verdict needs 100 steps after the capture: set training.steps={ENOUGH_STEPS}{lower}"
         )
     if DROPS in flags and "moe_paged_stash" not in flags:
         yield f"{spell_flag(DROPS)} without --moe-paged-stash: Megatron-Core 0.19.2 silently drops tokens above it"
@@ -74,12 +76,12 @@ def _notes_on_missing(flags: Flags, exported: Flags, spec: RunSpec) -> Iterator[
     """Yield the values that follow from flags that are not given, where the recipe has others."""
     for name, default in NEEDED.items():
         if name not in flags and exported.get(name, [default]) != [default]:
-            yield f"{spell_flag(name)} is not given, so it is {default}; the recipe's is {' '.join(exported[name])}"
+            yield f"{spell_flag(name)} is not given: Megatron-LM's default is {default}, the recipe has {' '.join(exported[name])}"
     if not {"swiglu", "quick_geglu"} & set(flags):
-        yield "--swiglu is not given; the recipe's activation is swiglu"
+        yield "--swiglu is not given: Megatron-LM's default is GELU, the recipe has swiglu"
     for field, (name, *others) in ASSUMED.items():
         if flags.keys().isdisjoint((name, *others)):
-            yield f"{spell_flag(name)} is not given; the recipe has {field}={field_value(spec, field)}"
+            yield f"{spell_flag(name)} is not given; the recipe has {field}={field_value(spec, field)}: set it to your job's"
 
 
 def _same(given: Sequence[str], exported: Sequence[str]) -> bool:

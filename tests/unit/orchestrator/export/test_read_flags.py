@@ -85,6 +85,7 @@ def test_what_the_recipe_has_a_value_of_and_the_command_has_not_is_said(tmp_path
     notes = "\n".join(read.notes)
     for field in ("model.vocab_size=256", "training.steps=120", "training.learning_rate=", "data.kind="):
         assert f"is not given; the recipe has {field}" in notes
+    assert "model.vocab_size=256: set it to your job's" in notes
     assert "set resources.nodes and resources.gpus_per_node" in notes
     assert spec_of(read.text, tmp_path).training.steps >= 110, "a verdict of EQUIVALENT takes 100 after the capture"
 
@@ -102,6 +103,21 @@ def test_a_recipe_has_the_name_of_its_model_or_script(flags: str, name: str) -> 
     assert read_command(f"{flags} {MODEL}").text.startswith(f"name: {name}\n")
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_sequence_parallel_without_tp_is_off_as_in_megatron(tp: int, tmp_path: Path) -> None:
+    read = read_command(f"x.py {MODEL} --sequence-parallel --tensor-model-parallel-size {tp}")
+    assert spec_of(read.text, tmp_path).parallelism.sequence_parallel == (tp > 1)
+    assert "sequence-parallel" not in "".join(read.notes)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "lower"), [(500, ", and training.learning_rate_warmup_steps=120 or fewer"), (9, "")]
+)
+def test_a_whole_training_gets_steps_and_a_warm_up_that_a_sweep_accepts(warmup: int, lower: str) -> None:
+    notes = read_command(f"x.py {MODEL} --train-iters 5000 --lr-warmup-iters {warmup}").notes
+    assert any(note.endswith(f"set training.steps=120{lower}") for note in notes)
+
+
 @pytest.mark.parametrize(
     ("words", "path"),
     [("/a", "/a"), ("1.0 /a", "/a"), ("0.7 /a 0.3 /b", "/a"), ("0.3 /a 0.7 /b", "/b"), ("/a /b", "/a")],
@@ -115,7 +131,7 @@ def test_of_a_blend_the_heaviest_data_set_is_kept_and_the_rest_is_said(words: st
 
 def test_what_a_recipe_does_not_express_is_said() -> None:
     notes = "\n".join(read_command(COMMAND).notes)
-    assert "--normalization is not given, so it is LayerNorm; the recipe's is RMSNorm" in notes
+    assert "--normalization is not given: Megatron-LM's default is LayerNorm, the recipe has RMSNorm" in notes
     assert "dropout" not in notes and ("--moe-router-dtype" in notes) == ("--num-experts" in COMMAND)
     assert "without --moe-paged-stash: Megatron-Core 0.19.2 silently drops tokens above it" in notes
     assert "without a counterpart in a recipe: --log-interval 1" in notes
@@ -215,7 +231,7 @@ def test_a_wrong_flag_is_named_with_its_value(flags: str) -> None:
 
 
 EXPERTS = f"{MODEL} --num-experts 4 --moe-router-dtype fp32"
-ROUTER = "--moe-router-dtype is not given, so it is that of the weights; the recipe's is fp32"
+ROUTER = "--moe-router-dtype is not given: Megatron-LM's default is that of the weights, the recipe has fp32"
 NOTED = {
     f"x.py {MODEL} --num-experts 4": ROUTER,
     f"x.py {MODEL} --num-experts 4 --moe-router-dtype fp64": "--moe-router-dtype fp64: the recipe's cells train with",
