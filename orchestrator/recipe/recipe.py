@@ -98,7 +98,7 @@ def load(written: Path, overrides: Sequence[str] = ()) -> Recipe:
     presets = _load_presets(base, axes, path, source)
     top = TopLevel(**{key: base.pop(key) for key in RECIPE.top.fields if key in base})
     _check_complete(axes, source)
-    _check_graphs(source)
+    _check_graphs(axes, source)
     _check_size(axes, most_repeats(top.repeats), source)
     _check_overrides(axes, source)
     source.raise_problems()
@@ -174,8 +174,11 @@ def _check_complete(axes: Axes, source: SourceFields) -> None:
         source.problem_at("command", "no program to run", "write command: {run: 'python train.py'}")
 
 
-def _check_graphs(source: SourceFields) -> None:
-    """Reject a program's graphs that have the words of others, or of the eager command, because both would run the same."""
+def _check_graphs(axes: Axes, source: SourceFields) -> None:
+    """Reject named graphs of a program that have the words of others, or of the eager command: both would run the same.
+
+    Also reject other graphs beside them, because they would not run.
+    """
     prefix, known = "command.graphs.", dict[str, str]()
     words = {
         f"{prefix}none": [],
@@ -186,6 +189,10 @@ def _check_graphs(source: SourceFields) -> None:
         if first != place:
             problem = f"the words of {first.removeprefix(prefix)} too, so both would run the same command"
             source.problem(place, value, problem, "give each graphed command words of its own")
+    if words.keys() - {f"{prefix}none"}:
+        for place in sorted({*source.fields, *swept_fields(axes)} & {"cuda_graph.impl", "cuda_graph.scope"}):
+            fix = "leave it out, or leave out command.graphs if the framework turns on graphs by cuda_graph"
+            source.problem_at(place, "command.graphs sets the graphs of every cell", fix)
 
 
 def _check_size(axes: Axes, repeats: int, source: SourceFields) -> None:

@@ -63,6 +63,8 @@ def test_flags_are_axes(tmp_path: Path) -> None:
             "command.graphs.b = []: the words of none too",
         ),
         (HEAD + COMMAND.replace("b: [", "c: [-g], b: ["), 'command.graphs.b = ["-g"]: the words of c too'),
+        (f"{HEAD}{COMMAND}cuda_graph.impl: torch\n", "cuda_graph.impl: command.graphs sets the graphs of every cell"),
+        (f"{HEAD}{COMMAND}sweep.grid.cuda_graph: [{{impl: torch}}]\n", "command.graphs sets the graphs of every cell"),
         (HEAD + COMMAND.replace("b: [", "eager: ["), "not usable as the name of graphs"),
         (HEAD + COMMAND.replace("run:", "flags: {api-key: abc}, run:"), "looks like a secret"),
         (HEAD + COMMAND.replace("run:", "flags: {x: [{}]}, run:"), "not the value of a flag"),
