@@ -33,5 +33,6 @@ def _suggest(message: str) -> str:
         return ""
     import difflib
 
-    close = difflib.get_close_matches(found[1], re.findall(r"[\w.-]+", found[2]), n=1)
+    # With the usual cutoff of 0.6, "run" would give prune, which deletes.
+    close = difflib.get_close_matches(found[1], re.findall(r"[\w.-]+", found[2]), n=1, cutoff=0.8)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -21,6 +21,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "skeleton",
         nargs="?",
+        metavar="{recipe,profile}",
         choices=("recipe", "profile"),
         help="print a working, commented recipe or profile to edit",
     )
