@@ -32,7 +32,7 @@ _UNCHECKED = (
     "provenance unchecked, replay unproven: the files do not show whether the runs share workload, data, code and libraries, "
     "or whether graphs were replayed"
 )
-_COPY = "the same numbers as {}; a copy proves nothing"
+_COPY = "the same numbers as {}, or those numbers rounded; a copy proves nothing"
 _EXIT_CODES: Mapping[VerdictName, ExitCode] = {
     "BITWISE": ExitCode.PASS,
     "EQUIVALENT": ExitCode.PASS,

@@ -87,8 +87,16 @@ class CurveFiles:
         return every
 
     def first_after(self, capture_step: int | None) -> int:
-        """Return the index of the first step after ``capture_step``, or 0 if it is None."""
-        return 0 if capture_step is None else int(np.searchsorted(self.steps, capture_step, side="right"))
+        """Return the index of the first step after ``capture_step``, or 0 if it is None.
+
+        Raises:
+            CurveError: no step is after it.
+        """
+        if capture_step is None:
+            return 0
+        if capture_step >= (last := self.steps[-1]):
+            raise CurveError(f"--capture-step {capture_step}: no step is after {capture_step}; the last one is {last}")
+        return int(np.searchsorted(self.steps, capture_step, side="right"))
 
 
 def read_curves(eager: Sequence[Path], graphed: Sequence[Path], perturbed: Sequence[Path] = ()) -> CurveFiles:

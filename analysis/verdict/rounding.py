@@ -22,7 +22,7 @@ from launch.contract.records.step_metrics import METRICS, Metric
 _FINE, _QUANTILE = 0.2, 0.8
 """Two units are at most the first share of the margin at this share of the steps. Coarser numbers hide drift and noise."""
 
-_MORE_DIGITS = "record it in float32, and print nine digits (%.9g)"
+_MORE_DIGITS = "print nine digits (%.9g) of its value in float32, or log it to TensorBoard or W&B"
 
 Units = Mapping[Metric, Floats]
 """The unit of each rounded number of a run, or 0 for a number with all its bits, shape (steps,)."""

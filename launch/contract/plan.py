@@ -161,6 +161,11 @@ class Plan:
         """What the command that made this sweep takes before a number of repeats."""
         return "--repeats " if self.recipe_file == WRAPPED else "repeats="
 
+    @property
+    def steps_option(self) -> str:
+        """What that command takes before a number of steps."""
+        return "--steps " if self.recipe_file == WRAPPED else "training.steps="
+
     def cell_of_run(self) -> Mapping[str, Cell]:
         return self._cell_of_run
 

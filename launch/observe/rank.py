@@ -91,7 +91,9 @@ class Rank:
         if ranks == known:
             return None
         # Missing ranks leave no records, and nobody reads those of ranks that the run does not know.
-        return ProgramError(f"the program trains with {count('rank', ranks)}, and the run has {known}")
+        return ProgramError(
+            f"the program trains with {count('rank', ranks)}, and the run has {known} (wrap: --ranks {ranks})"
+        )
 
     def report_second_process(self) -> None:
         """Record that this process trains although another one was the rank. Its steps are not compared."""

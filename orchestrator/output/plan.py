@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launch.common.grouped import grouped
 from launch.common.text import count, size
-from launch.contract.plan import MINIMUM_STEPS, WRAPPED, Cell, Margins, Plan, PlannedBundle, Reason
+from launch.contract.plan import MINIMUM_STEPS, WRAPPED, Cell, Plan, PlannedBundle, Reason
 from launch.contract.spec import RunSpec
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
@@ -59,12 +59,14 @@ def print_plan_summary(plan: Plan) -> None:
     if states["rejected"]:
         parts.append(f"{states['rejected']} rejected by a rule")
     print(f"{plan.name}: {', '.join(parts)}")
-    _print_lack_of_steps(_compared_specs(plan), plan.margins)
+    _print_lack_of_steps(_compared_specs(plan), plan)
 
 
 def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[BatchScript]) -> None:
     """Print bundles with their runs in order, batch scripts, cells that will not run and why, known faults, and forecasts."""
     print_plan_summary(plan)
+    if not any(cell.graphed for cell in plan.cells):
+        print("no cell is graphed, so nothing will be compared: advise RECIPE prints graphs to sweep")
     _print_step_checks(_compared_specs(plan))
     cells = plan.cell_of_run()
     for number, bundle in enumerate(plan.bundles, 1):
@@ -101,14 +103,14 @@ def _compared_specs(plan: Plan) -> list[RunSpec]:
     return [cell.run_spec for cell in cells if cell.expect.outcome == "COMPLETED"]
 
 
-def _print_lack_of_steps(specs: Sequence[RunSpec], margins: Margins) -> None:
+def _print_lack_of_steps(specs: Sequence[RunSpec], plan: Plan) -> None:
     """Say that EQUIVALENT needs more steps, unless equal bits or step checks alone can decide."""
     short = [spec for spec in specs if not spec.training.deterministic and _needed_steps(spec) > spec.training.steps]
-    if margins.mode == "full" and short:
+    if plan.margins.mode == "full" and short:
         quick = "" if all(spec.engine == "command" for spec in short) else ", or equivalence.mode=quick"
         print(
             f"{min(spec.training.steps for spec in short)} steps are too few for EQUIVALENT, which compares {MINIMUM_STEPS} "
-            f"steps after the capture: set training.steps to {max(map(_needed_steps, short))} or more{quick}"
+            f"steps after the capture: set {plan.steps_option}{max(map(_needed_steps, short))} or more{quick}"
         )
 
 

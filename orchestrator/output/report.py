@@ -36,7 +36,7 @@ def print_report(paths: SweepPaths) -> None:
 def print_tracking(paths: SweepPaths, plan: Plan) -> None:
     """Print that the command waits for the tracker before it prints the report, if the sweep is tracked."""
     if is_tracked(paths, plan):
-        print(f"sending the report to Weights & Biases, for at most {TRACK_SECONDS:g} s", flush=True)
+        print(f"waiting for the tracking process, for at most {TRACK_SECONDS:g} s", flush=True)
 
 
 def print_delivered(said: str) -> None:

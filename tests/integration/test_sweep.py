@@ -90,7 +90,7 @@ def test_every_run_is_ready_for_an_upload(finished: Finished) -> None:
     assert len(runs) == 5, "four runs, and the report"
     assert all(len(list(run.glob("run-*.wandb"))) == 1 for run in runs)
     assert "Some runs have not been uploaded; they are in `tracking/wandb`." in (sweep.report / "report.md").read_text()
-    assert "sending the report to Weights & Biases, for at most" in finished.out
+    assert "waiting for the tracking process, for at most" in finished.out
     assert "tracking pairs: offline; upload later with: wandb sync" in finished.out
 
 

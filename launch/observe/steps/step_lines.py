@@ -198,8 +198,8 @@ class StepLines:
             )
         if ended < wanted:
             return (
-                f"the program ended after {ended} of {wanted} steps of its optimizer: read in its log whether it failed, else let it "
-                f"take {wanted} ({{steps}} in the command), not counting those that it skips, as loss scaling does"
+                f"the program ended after {ended} of {wanted} optimizer steps: pass it their number, as in --iters {{steps}}, or read "
+                "in its log why it ended; steps that it skips, as loss scaling does, do not count"
             )
         for metric in METRICS:
             if self.log.source(metric) is None:

@@ -6,6 +6,7 @@ import argparse
 import filecmp
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -27,14 +28,14 @@ from orchestrator.sweeps.logged_runs import write_logged_runs
 from orchestrator.sweeps.report_process import read_exit_code, write_report
 from orchestrator.sweeps.store import Store
 
-EXAMPLE = "wrap --eager 'python train.py' --graphed 'python train.py --cuda-graphs'"
+EXAMPLE = "wrap --eager 'python train.py --iters {steps}' --graphed 'python train.py --iters {steps} --cuda-graphs'"
 LEAST_STEPS = 110
 """Enough steps for a verdict of EQUIVALENT, which needs 100 after the capture."""
 FOR_COMMANDS: Mapping[str, tuple[int, str]] = {
     "repeats": (3, "number of runs of each program"),
     "steps": (
         LEAST_STEPS,
-        "number of optimizer steps to compare; the program must take that many, and on a GPU three more",
+        "number of optimizer steps to compare; the program must take that many, and on a GPU three more: {steps} in its command",
     ),
     "ranks": (1, "number of ranks that the program starts"),
 }
@@ -94,7 +95,12 @@ def run(arguments: argparse.Namespace) -> int:
         path = Path(folder) / WRAPPED
         path.write_text(text)
         planned = {"recipe": path, "overrides": [], "only": [], "even_if_oom": False}
-        return sweep.run(argparse.Namespace(**vars(arguments), **planned))
+        try:
+            return sweep.run(argparse.Namespace(**vars(arguments), **planned))
+        except InputError as error:
+            # The recipe is printed above, and its file is gone.
+            places = ((problem, problem.place.removeprefix(f"{folder}/")) for problem in error.problems)
+            raise InputError([replace(problem, place=place) for problem, place in places]) from None
 
 
 def _margins(arguments: argparse.Namespace) -> Margins:

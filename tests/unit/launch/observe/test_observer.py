@@ -391,7 +391,7 @@ ALWAYS = (
 BAD = {
     "ends before step 1": ("raise SystemExit('no such data')", "FAILED", "before its first optimizer step"),
     "fails before step 1": ("import torch\nopen('/no/such/file')", "FAILED", "No such file"),
-    "ends early": (PROGRAM.replace("(STEPS", "(STEPS - 4"), "CONFIG", r"after 8 of 12 steps.*\{steps\}"),
+    "ends early": (PROGRAM.replace("(STEPS", "(STEPS - 4"), "CONFIG", r"after 8 of 12 optimizer steps.*\{steps\}"),
     "takes turns": (TWO.replace("    optimizer.step()\n    second", "    (optimizer if number % 2 else second)"), "CONFIG", "after 6 of 12 steps of its 2 optimizers.*launch.observe.step"),
     "never captures": (PROGRAM, "CAPTURE_FAILED", "made no compiled function"),
     "compiles what Dynamo skips": (PROGRAM.replace("Linear(4, 2)", "LSTM(4, 2)").replace("run(batch)", "run(batch)[0]"), "CAPTURE_FAILED", "made no compiled function.*Dynamo does not support RNN, GRU, or LSTM"),

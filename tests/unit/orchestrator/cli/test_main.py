@@ -241,9 +241,15 @@ def test_plan_lists_known_faults_of_a_users_program(capsys: pytest.CaptureFixtur
         assert ("[megatron.yarn_positions]" in known) == is_said
 
 
+def test_plan_says_that_no_cell_is_graphed(capsys: pytest.CaptureFixture[str]) -> None:
+    for overrides, is_said in (["sweep=null"], True), ([], False), (["--only", "cuda_graph.impl=none"], True):
+        assert main(["plan", TINY, "resources.device=cpu", *overrides]) == 0
+        assert ("\nno cell is graphed, so nothing will be compared: " in capsys.readouterr().out) == is_said
+
+
 def test_plan_says_that_steps_are_too_few(capsys: pytest.CaptureFixture[str]) -> None:
     """Three steps are warm-up, and one captures."""
-    said = "103 steps are too few for EQUIVALENT, which compares 100 steps after the capture: set training.steps to 104"
+    said = "103 steps are too few for EQUIVALENT, which compares 100 steps after the capture: set training.steps=104 or more"
     cases = {
         ("103",): True,
         ("104",): False,
@@ -334,6 +340,17 @@ def test_commands_that_run_two_scripts_are_told_apart(capsys: pytest.CaptureFixt
         assert main(["wrap", "--eager", "sh a.sh", "--graphed", f"sh {graphed}"]) == 1
         assert ("--eager runs a.sh and --graphed b.sh, so " in (caught := capsys.readouterr().err)) is said
         assert f"{elsewhere}: no file a.sh in it on this host" in caught
+
+
+def test_wrap_speaks_of_its_own_options_and_of_the_recipe_that_it_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, elsewhere: Path
+) -> None:
+    assert main(["wrap", "--eager", "sh a.sh {step}", "--graphed", "sh a.sh {step} --graphs"]) == 1
+    assert "error: wrap:4: command.run = " in capsys.readouterr().err
+    monkeypatch.setattr("orchestrator.cli.verbs.sweep.run_sweep", lambda *_, **__: 0)
+    (elsewhere / "a.sh").touch()
+    assert main(["wrap", "--eager", "sh a.sh", "--graphed", "sh a.sh --graphs", "--steps", "20"]) == 0
+    assert "set --steps 104 or more\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -439,7 +456,9 @@ def test_bytes_that_are_no_text_are_one_message(capsys: pytest.CaptureFixture[st
 MISUSED = {
     "": "the following arguments are required: VERB; --help lists the verbs",
     "cancel": "the following arguments are required: sweep\n",
-    "plann": "invalid choice: 'plann'",
+    "plann": "'export'); did you mean 'plan'?\n",
+    "run": "'export')\n",
+    "init recpie": "argument {recipe,profile}: invalid choice: 'recpie' (choose from 'recipe', 'profile'); did you mean 'recipe'?",
     "plan": "the following arguments are required: recipe\n",
     "plan {tiny} --onyl x": "unrecognized arguments: --onyl x (see python -m orchestrator plan --help)",
     "status one two": "unrecognized arguments: two",
