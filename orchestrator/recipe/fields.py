@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from launch.common.redact import is_secret_name
+from launch.contract.graph_impls import GRAPH_SCOPES
 from launch.contract.outcomes import Expectation
 from launch.contract.plan import Margins
 from launch.contract.spec import (
@@ -198,10 +199,20 @@ SECTIONS: Mapping[str, type] = {
 }
 
 
+def _check_scope(name: str) -> Flaw | None:
+    # Megatron's names of the whole layer and the whole step are translated, or a rule rejects them.
+    if name in (*GRAPH_SCOPES, "full", "full_iteration"):
+        return None
+    fix = "write one of them, or [] for the whole layer"
+    return Flaw(f"not one of {', '.join(GRAPH_SCOPES)}", suggestion(name, GRAPH_SCOPES, fix))
+
+
 def _section(name: str) -> Schema:
     checks = {field: interval_check(interval) for field, interval in ranges_of(name).items()}
+    if name != "cuda_graph":
+        return Schema(SECTIONS[name], checks)
     # Megatron's flag separates scopes by blanks.
-    return Schema(SECTIONS[name], checks, separator=r"[,\s]+" if name == "cuda_graph" else ",")
+    return Schema(SECTIONS[name], {**checks, "scope": _check_scope}, separator=r"[,\s]+")
 
 
 RECIPE = FileSchema(

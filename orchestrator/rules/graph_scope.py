@@ -47,8 +47,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "scope.unknown", ("cuda_graph.scope",), f"each scope must be one of {', '.join(GRAPH_SCOPES)}",
         lambda spec: not set(spec.cuda_graph.scope) <= set(GRAPH_SCOPES),
-        fix=f"Use {', '.join(GRAPH_SCOPES)}, or [] for the whole layer. The whole step is not a scope but an implementation, "
-        "cuda_graph.impl: full_iteration.",
+        fix="Name some of these, or [] for the whole layer. The whole step is an implementation, not a scope: set "
+        "cuda_graph.impl=full_iteration and cuda_graph.scope=[].",
         source=f"{CONFIG}:1711; {MCORE}transformer/enums.py:70",
         engines=ALL_ENGINES,
     ),

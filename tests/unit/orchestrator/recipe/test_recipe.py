@@ -252,6 +252,13 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ('r.yaml:5: cuda_graph_scope = "moe"', "cuda_graph.scope is given twice", "keep one"),
         ],
     ),
+    "scopes that no model has": (
+        "cuda_graph.scope: attention\nsweep.grid.cuda_graph: [{scope: [full_iteration]}, {scope: [moe, xyz]}]\n",
+        [
+            ('r.yaml:3: cuda_graph.scope[0] = "attention"', "not one of attn, mlp, moe, ", "did you mean 'attn'?"),
+            ('r.yaml:4: sweep.grid.cuda_graph[1].scope[1] = "xyz"', "not one of attn", "or [] for the whole layer"),
+        ],
+    ),
     "keys that are no text": (
         "3: 4\ntrue: 5\nnull: 6\n[a, b]: 7\ntraining: {1: 2}\n",
         [
