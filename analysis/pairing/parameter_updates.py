@@ -18,6 +18,7 @@ from launch.contract.records.state_changes import StateChanges
 
 _OTHER_STATE = "buffers, or weights that no optimizer steps,"
 _CAPTURE = "capture without the optimizer, and check whether a replay updates the parameters that it captured"
+_LONGER = "train for more steps, so that losses show what differs, or capture without the optimizer if it is captured"
 _REDUCE = "check that each replay reduces gradients over these ranks, or capture without the communication"
 _KEEP = (
     "check that each replay updates buffers and averaged weights as eager steps do, and that the warm-up of the capture leaves "
@@ -131,7 +132,7 @@ def check_end(exact: Verdict | None, eager: Attempt, graphed: Attempt, repeats: 
         return replace(doubt, evidence=exact.evidence)
     runs = (graphed, eager, *repeats)
     for what, fix, (own, *others) in (
-        ("the parameters", _CAPTURE, [_last_digests(one) for one in runs]),
+        ("the parameters", _LONGER, [_last_digests(one) for one in runs]),
         (_OTHER_STATE, _KEEP, [{rank: changes.digest for rank, changes in one.other_state.items()} for one in runs]),
     ):
         if differing := [

@@ -131,6 +131,12 @@ def _reason_of(word: VerdictName) -> Detail:
     return lambda result: result.verdict.reason if result.verdict and result.verdict.verdict == word else ""
 
 
+def _doubt(result: CellResult) -> str:
+    """Return why an INCONCLUSIVE cell is undecided, and how to decide."""
+    reason = _reason_of("INCONCLUSIVE")(result)
+    return f"{reason}; fix: {result.verdict.fix}" if reason and result.verdict and result.verdict.fix else reason
+
+
 def _flaky(result: CellResult) -> str:
     known = result.verdict.reason if result.verdict else ""
     return next((why for why in result.integrity.flaky_attempts[:1] if why not in known), "")
@@ -167,7 +173,7 @@ PROBLEMS: tuple[tuple[str, str, Detail], ...] = (
     ("cell", "ended differently in another attempt", _flaky),
     ("cell", "left an attempt that is not compared", lambda r: next(iter(r.integrity.uncompared_attempts), "")),
     ("graphed cell", "UNFINISHED", _reason_of("UNFINISHED")),
-    ("graphed cell", "INCONCLUSIVE", _reason_of("INCONCLUSIVE")),
+    ("graphed cell", "INCONCLUSIVE", _doubt),
 )
 """Problems that keep cells from passing, the worst first: noun, predicate, and a function of a cell that returns the detail or
 ""."""

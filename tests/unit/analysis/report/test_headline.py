@@ -203,6 +203,15 @@ def test_no_combination_of_verdicts_claims_more_than_they_do() -> None:
             assert not any(each.passes and each.speed.speedup is None for each in cells)
 
 
+def test_what_decides_an_inconclusive_verdict_is_told_beside_its_reason() -> None:
+    unsure = replace(
+        cell("torch", "INCONCLUSIVE"), verdict=Verdict("INCONCLUSIVE", "eager repeats differ", "repeats=4")
+    )
+    assert "(eager repeats differ; fix: repeats=4)" in summarise([EAGER, unsure]).text
+    unexplained = replace(unsure, verdict=Verdict("INCONCLUSIVE", "eager repeats differ"))
+    assert "(eager repeats differ)" in summarise([EAGER, unexplained]).text
+
+
 def test_a_cell_in_doubt_is_not_recommended() -> None:
     gain = cell("torch", "BITWISE", speed("FASTER"))
     doubtful = replace(gain, speed=replace(gain.speed, timing_doubt="timing is doubtful"))
