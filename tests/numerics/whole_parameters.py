@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import torch
 import torch.distributed as dist
 
@@ -20,10 +22,12 @@ def whole_parameters(engine: TorchNativeEngine) -> dict[str, torch.Tensor]:
             group = engine.mesh.ep if sharding.axis == "ep" else engine.mesh.tp
             gathered[name] = join_parts(sharding, _parts(parameter.detach(), group)).cpu()
     if engine.mesh.pp.size > 1:
-        stages: list[dict[str, torch.Tensor]] = [{}] * engine.mesh.pp.size
-        dist.all_gather_object(stages, gathered, group=engine.mesh.pp.process_group)
+        packed = io.BytesIO()
+        torch.save(gathered, packed)  # As an object, each tensor would be a file of its own.
+        stages = [b""] * engine.mesh.pp.size
+        dist.all_gather_object(stages, packed.getvalue(), group=engine.mesh.pp.process_group)
         for stage in stages:
-            gathered |= stage
+            gathered |= torch.load(io.BytesIO(stage), weights_only=False)
     return gathered
 
 
