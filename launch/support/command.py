@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
+from launch.common.flag_difference import read_flags
+from launch.contract.spec import CudaGraph, RunSpec
 from launch.frameworks import FRAMEWORKS
-from launch.frameworks.command_line import unused_settings
+from launch.frameworks.command_line import command_words, unused_settings
+from launch.frameworks.megatron_spec import megatron_spec
 from launch.support.rule import Rule
 
 CommandRule = partial(Rule, engines=("command",))
+
+
+def _sets_graphs_itself(spec: RunSpec) -> bool:
+    """Return whether the command of a graphed cell has other graph settings than the cell, or also turns on eager's graphs."""
+    if not spec.graphed:
+        return False
+    added = FRAMEWORKS[spec.command.framework].graph_flags(spec) if spec.cuda_graph.impl != "command" else {}
+    wanted = read_flags([word for name, words in added.items() for word in (name, *words)])
+    final = read_flags(command_words(spec, {}))
+    eager = megatron_spec(replace(spec, cuda_graph=CudaGraph()))
+    return any(final.get(name) != value for name, value in wanted.items()) or bool(eager and eager.graphed)
+
 
 RULES: tuple[Rule, ...] = (
     CommandRule(
@@ -32,6 +48,12 @@ RULES: tuple[Rule, ...] = (
         "the framework has no flags for this implementation",
         lambda spec: spec.graphed and spec.cuda_graph.impl not in FRAMEWORKS[spec.command.framework].impls,
         fix="Write the flags that turn graphs on under command.graphs: {none: [], my_graphs: [--flag]}.",
+    ),
+    CommandRule(
+        "command.graph_flags", ("cuda_graph.impl", "cuda_graph.scope"),
+        "command.run, command.flags or command.graphs.none sets other graphs than the cell, or graphs of eager runs",
+        _sets_graphs_itself,
+        fix="Leave flags of graphs out there, because cuda_graph or command.graphs sets them.",
     ),
     CommandRule(
         "command.optimizer", ("cuda_graph.optimizer",), "no framework here gets a flag that captures the optimizer",

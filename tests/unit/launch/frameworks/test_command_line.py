@@ -12,6 +12,7 @@ from launch.frameworks.command_line import command_words, script_of, unknown_pla
 from launch.support import unsupported
 
 SCOPES = CudaGraph("transformer_engine", ("attn", "moe_router"))
+LOCAL = CudaGraph("command", name="local", arguments=("--cuda-graph-impl", "local"))
 MEGATRON = "torchrun --nproc-per-node {ranks_per_node} pretrain_gpt.py --log-interval 5"
 OWN = (
     "--train-iters 120 --tensorboard-dir {output}/tensorboard --tensorboard-log-interval 1 --te-rng-tracker "
@@ -86,6 +87,21 @@ def test_doubled_braces_are_the_program_s_own() -> None:
         (Command(run="t"), SCOPES, "command.framework"),
         (Command(run="t"), CudaGraph(warmup_steps=97), "command.steps"),
         (Command("megatron_lm", "t"), SCOPES, None),
+        # Its cell would capture mlp, and be called one of attn and moe_router.
+        (Command("megatron_lm", "t --cuda-graph-scope mlp"), SCOPES, "command.graph_flags"),
+        (Command("megatron_lm", "t", flags=("--cuda-graph-impl", "local")), SCOPES, "command.graph_flags"),
+        (Command("megatron_lm", "t --enable-cuda-graph"), SCOPES, "command.graph_flags"),
+        (Command("megatron_lm", "t --enable-cuda-graph"), CudaGraph(), None),
+        (Command("megatron_lm", "t --cuda-graph-warmup-steps 3"), SCOPES, None),
+        (Command("megatron_bridge", "t model.cuda_graph_impl=local"), SCOPES, "command.graph_flags"),
+        (
+            Command(run="t --cuda-graph-impl local"),
+            CudaGraph("command", name="g", arguments=("-g",)),
+            "command.graph_flags",
+        ),
+        (Command(run="t", eager=("--cuda-graph-impl", "none")), LOCAL, None),
+        (Command("huggingface", "t --torch_compile True"), CudaGraph("torch_compile"), None),
+        (Command("huggingface", "t --torch_compile_mode default"), CudaGraph("torch_compile"), "command.graph_flags"),
     ],
 )
 def test_what_cannot_run_is_refused(command: Command, graph: CudaGraph, rule: str | None) -> None:
