@@ -64,15 +64,16 @@ class Host:
         return ()
 
     def _check_devices(self, spec: RunSpec) -> Iterator[Reason]:
-        placement = spec.placement
+        placement, elsewhere = spec.placement, "on a Slurm cluster (plan --cluster NAME shows its jobs from here)"
         if placement.nodes > 1:
             message = f"the run needs {placement.nodes} nodes, and this is one host"
-            yield Reason("host.nodes", message, "run it on a Slurm cluster")
+            yield Reason("host.nodes", message, f"run it {elsewhere}")
         if placement.device == "cuda" and placement.ranks_per_node > len(self.gpus):
             gpus = count("GPU", placement.ranks_per_node)
             message = f"the run needs {gpus} on a node, and this host has {len(self.gpus)}"
             fewer = ", or lower the degrees of the layout" if self.gpus and placement.ranks_per_node > 1 else ""
-            yield Reason("host.gpus", message, f"run it on a host with {gpus}, or on a Slurm cluster{fewer}")
+            host = f"on a host with {gpus}, or " if placement.nodes == 1 else ""
+            yield Reason("host.gpus", message, f"run it {host}{elsewhere}{fewer}")
         if placement.device == "cpu" and spec.compiles and not self.has_compiler:
             message = "torch.compile on a CPU needs a C++ compiler, and none is found (CXX, g++ or clang++)"
             yield Reason("host.compiler", message, "Debian: apt-get install g++")

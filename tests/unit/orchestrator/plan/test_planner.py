@@ -90,6 +90,16 @@ def test_a_twin_that_serves_nobody_is_left_out_unless_it_was_asked_for(tmp_path:
     assert names(alone) == [["eager 0", "eager 1"]]
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_run_of_two_nodes_is_not_sent_to_another_host(tmp_path: Path, nodes: int) -> None:
+    found = plan(tmp_path, host=CPU_HOST, parallelism={"dp": nodes}, resources={"device": "cuda", "nodes": nodes})
+    remedies = [reason.remedy for cell in found.cells for reason in cell.reasons if reason.rule.startswith("host.")]
+    assert all(
+        ("on a host with 1 GPU, or " in one) == (nodes == 1) and "plan --cluster NAME" in one for one in remedies
+    )
+    assert remedies
+
+
 def test_what_a_host_lacks(tmp_path: Path) -> None:
     def lacking(host: Host, **fields: Any) -> set[str]:
         return {reason.rule for cell in plan(tmp_path, host=host, **fields).cells for reason in cell.reasons}
