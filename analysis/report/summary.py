@@ -66,7 +66,7 @@ def summarise(results: Sequence[CellResult], *, quick: bool = False) -> Summary:
     """Summarise a sweep. A ``quick`` one (Margins.mode) has too few steps to judge speed."""
     unvalidated, decision = _describe_unvalidated(results), headline(results, quick=quick)
     lack = f"**{'Not all' if decision else 'Nothing'} was validated**: {unvalidated}." if unvalidated else ""
-    lack += " `plan` prints the fixes." if unvalidated and any(result.cell.reasons for result in results) else ""
+    lack += " The report has the fixes." if unvalidated and any(result.cell.reasons for result in results) else ""
     undecided = None if quick else _undecided([result for result in results if result.cell.state == "run"])
     verdicts = Counter(result.verdict.verdict for result in results if result.verdict)
     cells = Counter(str(result.cell.state) for result in results)

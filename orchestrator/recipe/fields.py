@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any, Literal
 
 from launch.common.redact import is_secret_name
@@ -130,9 +131,14 @@ def _check_placeholders(words: Any) -> Flaw | None:
 def _check_command(run: str) -> Flaw | None:
     fix = "write the command line as in a shell. It runs without one: for variables and pipes write bash -c '...'"
     try:
-        return _check_placeholders(run) if shlex.split(run) else Flaw("no command", fix)
+        words = shlex.split(run)
     except ValueError as error:
         return Flaw(f"not the words of a command: {str(error).lower()}", f"close its quotes: {fix}")
+    if words and PurePath(words[0]).name in ("srun", "sbatch", "salloc"):
+        # The run would be in another job or step, where nothing observes it, and which outlives it.
+        inside = f"write the command that {words[0]} starts; resources and the cluster's profile give the job"
+        return Flaw(f"{words[0]} asks for a job of its own", inside)
+    return _check_placeholders(run) if words else Flaw("no command", fix)
 
 
 def _check_pattern(pattern: str) -> Flaw | None:

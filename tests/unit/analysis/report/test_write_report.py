@@ -300,7 +300,7 @@ def test_nothing_run_is_said_first_and_does_not_pass(tmp_path: Path) -> None:
     assert report.exit_code == 4
     assert report.summary.startswith(
         f"**Nothing was validated**: no graphed cell could run. Not validated: `torch, lr 0.001`; "
-        f"`local, lr 0.001` ({HOST.rule}: {HOST.message}). `plan` prints the fixes. "
+        f"`local, lr 0.001` ({HOST.rule}: {HOST.message}). The report has the fixes. "
     )
     assert "No cell ran: 1 cell rejected by a rule and 1 cell not runnable on this host or cluster." in report.summary
     assert "## Plots" not in report.markdown.read_text()

@@ -79,6 +79,11 @@ def test_flags_are_axes(tmp_path: Path) -> None:
             HEAD + COMMAND.replace("run:", "flags: {x: '{tpp}'}, run:"),
             'command.flags.x = "{tpp}": {tpp} is not a placeholder',
         ),
+        (
+            HEAD + COMMAND.replace("python", "/bin/sbatch -N2"),
+            "/bin/sbatch asks for a job of its own\n    write the command",
+        ),
+        (HEAD + COMMAND.replace("python", "srun python"), "srun asks for a job of its own"),
         (HEAD + COMMAND.replace("t.py", '"t.py'), "not the words of a command: no closing quotation"),
         (HEAD + COMMAND.replace("[-g]", '["\\0"]'), "a null character"),
         (HEAD + COMMAND.replace("python t.py", '"python \\0"'), "a null character"),
