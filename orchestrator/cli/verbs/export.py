@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         exported = export(spec, arguments.to)
         print(f"# {label}\n{exported.text}\n")
         for note in exported.notes:
-            print(f"not exported from {label}: {note}", file=sys.stderr)
+            print(f"note on {label}: {note}", file=sys.stderr)
     return 0
 
 
