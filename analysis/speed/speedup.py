@@ -342,16 +342,26 @@ def not_on_the_clock(pairs: Sequence[PairSpeed]) -> str:
     )
 
 
-def slow_in_eager_only(pairs: Sequence[PairSpeed]) -> str:
-    """Return why graphs do not cause most of a gain, or an empty text."""
-    steps, ratio = pairs[0].eager_only, geometric_mean(ratios_of(pairs))
-    others = ratio * geometric_mean([pair.elsewhere for pair in pairs])
-    if math.log(others) / math.log(ratio) >= LEAST_IN_OTHER_STEPS:
+def describe_eager_only_steps(pairs: Sequence[PairSpeed], least: float = 0.0) -> str:
+    """Say what steps that are long in eager runs alone contribute to a ratio, or return an empty text if it is less than ``least``."""
+    steps, ratio, others = pairs[0].eager_only, geometric_mean(ratios_of(pairs)), _ratio_elsewhere(pairs)
+    if not steps or others > ratio * (1 - least):
         return ""
     return (
         f"only eager runs take longer in {numbered('step', steps, 5)}, as for an evaluation or a checkpoint: without these steps "
         f"the ratio is {others:.3f}, not {ratio:.3f}; let both sides do the same in each step"
     )
+
+
+def slow_in_eager_only(pairs: Sequence[PairSpeed]) -> str:
+    """Return why graphs do not cause most of a gain, or an empty text."""
+    share = math.log(_ratio_elsewhere(pairs)) / math.log(geometric_mean(ratios_of(pairs)))
+    return describe_eager_only_steps(pairs) if share < LEAST_IN_OTHER_STEPS else ""
+
+
+def _ratio_elsewhere(pairs: Sequence[PairSpeed]) -> float:
+    """Return the ratio without the steps that are long in eager runs alone."""
+    return geometric_mean(ratios_of(pairs)) * geometric_mean([pair.elsewhere for pair in pairs])
 
 
 def not_alternating(pairs: Sequence[PairSpeed]) -> str:

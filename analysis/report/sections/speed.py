@@ -9,7 +9,7 @@ from analysis.records.provenance import differing_fields
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import cell_text, how_to_read, table
 from analysis.speed.confidence_interval import ALPHA
-from analysis.speed.speedup import BAND, MINIMUM_STEPS, Speed
+from analysis.speed.speedup import BAND, MINIMUM_STEPS, Speed, describe_eager_only_steps
 from analysis.speed.steady_window import FENCE, NOTICEABLE, RARE
 from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.sweep.host_contention import HostContention, neighbours_of
@@ -162,6 +162,9 @@ def _remarks_on(result: CellResult) -> Iterator[str]:
         yield f"no speed-up, because {untimed}."
     if result.passes and speed and speed.reason:
         yield f"INCONCLUSIVE, because {speed.reason}."
+    timed = [pair.speed for pair in _timed_pairs(result)]
+    if speed and speed.verdict == "FASTER" and (alone := describe_eager_only_steps(timed, BAND)):
+        yield f"{alone}."
     if speed and speed.outliers_kept:
         yield f"outliers stay in, because {speed.outliers_kept}."
     throttling, straggler = result.speed.throttling, result.speed.straggler
