@@ -9,6 +9,7 @@ from dataclasses import fields
 from itertools import dropwhile
 from pathlib import PurePath
 
+from launch.common.flag_difference import read_flags
 from launch.contract.records.probe import HOST_STEPS, TRACED_STEPS
 from launch.contract.spec import Command, Parallelism, Placement, RunSpec, Training
 from launch.frameworks import FRAMEWORKS
@@ -16,6 +17,8 @@ from launch.frameworks.framework import Flags
 
 PLACES = ("output", "python", "node_rank", "master_addr", "master_port")
 """Placeholders that are filled in when a run starts: its own folder, the supervisor's Python, and the ranks' rendezvous."""
+STEPS = "{steps}"
+"""The placeholder of the number of steps that the program must run."""
 _SECTIONS = {"training": Training, "parallelism": Parallelism, "placement": Placement}
 PLACEHOLDERS = frozenset(
     [*PLACES, "steps", "world_size", *(field.name for section in _SECTIONS.values() for field in fields(section))]
@@ -57,6 +60,16 @@ def unused_settings(spec: RunSpec) -> tuple[str, ...]:
         for name, value in vars(getattr(spec, section)).items()
         if value != getattr(usual, name) and name not in used
     )
+
+
+def other_steps(spec: RunSpec) -> tuple[str, str] | None:
+    """Return the flag by which the command sets another number of steps than its run needs, and that number; else None."""
+    own = FRAMEWORKS[spec.command.framework].own_flags(spec).items()
+    wanted, said = (
+        read_flags(words) for words in ([w for name, words in own for w in (name, *words)], shared_words(spec.command))
+    )
+    pairs = ((name, said.get(name, STEPS)) for name, value in wanted.items() if value == STEPS)
+    return next((pair for pair in pairs if pair[1] not in (STEPS, str(observed_steps(spec)))), None)
 
 
 def script_of(words: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from launch.contract.plan import Plan
 from orchestrator import PROGRAM
 from orchestrator.cli.verbs import VERBS
 from orchestrator.errors import InputError, input_error
-from orchestrator.output.plan import warn_missing_programs
+from orchestrator.output.plan import warn_missing_programs, warn_other_steps
 from orchestrator.plan.input_files import check_inputs, missing_programs
 from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.plan.planner import check_budget, gpu_hours, make_plan
@@ -91,6 +91,7 @@ def check_plan(arguments: argparse.Namespace, plan: Plan, target: Target) -> Non
     if missing and target.scheduler == "host":
         raise InputError(missing)
     warn_missing_programs(missing)
+    warn_other_steps(plan)
 
 
 def find_target(arguments: argparse.Namespace, executor: Executor, profile: str) -> Target:

@@ -13,7 +13,7 @@ from launch.common.text import count, size
 from launch.contract.plan import MINIMUM_STEPS, WRAPPED, Cell, Plan, PlannedBundle, Reason
 from launch.contract.spec import RunSpec
 from launch.frameworks import FRAMEWORKS
-from launch.frameworks.command_line import command_words
+from launch.frameworks.command_line import STEPS, command_words, observed_steps, other_steps
 from orchestrator.errors import Problem
 from orchestrator.output.memory import RELIABILITY
 from orchestrator.plan.memory_check import MemoryCheck
@@ -27,6 +27,17 @@ def warn_missing_programs(problems: Sequence[Problem]) -> None:
     for problem in problems:
         sys.stderr.write(
             f"{problem.place}: {problem.message}; the nodes must have it, or every run fails\n    {problem.fix}\n"
+        )
+
+
+def warn_other_steps(plan: Plan) -> None:
+    """Warn of a pasted command that trains on after the last step of its run."""
+    specs = [cell.run_spec for cell in plan.cells if cell.state == "run" and cell.spec["engine"] == "command"]
+    found = {(*other, observed_steps(spec)) for spec in specs if (other := other_steps(spec))}
+    for name, given, steps in sorted(found):
+        sys.stderr.write(
+            f"command.run: {name} {given}, but a run has {steps} steps\n    leave it out, or write {name} {STEPS}, unless the program "
+            "ends there by itself\n"
         )
 
 

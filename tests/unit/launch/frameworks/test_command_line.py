@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from launch.contract.spec import Command, CudaGraph, Parallelism, Placement, RunSpec, Training
-from launch.frameworks.command_line import command_words, script_of, unknown_placeholders
+from launch.frameworks.command_line import command_words, other_steps, script_of, unknown_placeholders
 from launch.support import unsupported
 
 SCOPES = CudaGraph("transformer_engine", ("attn", "moe_router"))
@@ -72,6 +72,23 @@ def test_both_sides_of_a_trainer_that_turns_tf32_on_when_it_compiles_use_it(grap
     assert " --tf32 True" in " ".join(command_words(spec, {}))
     own = replace(spec, command=Command("huggingface", "t --tf32 False"))
     assert " ".join(command_words(own, {})).count("--tf32") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "other"),
+    [
+        (Command("megatron_lm", "t --train-iters 500000"), ("--train-iters", "500000")),
+        (Command("megatron_bridge", "t train.train_iters=500"), ("train.train_iters", "500")),
+        (Command("huggingface", "t", flags=("--max_steps=9",)), ("--max_steps", "9")),
+        (Command("megatron_lm", "t --train-iters 120"), None),
+        (Command("megatron_lm", "t --train-iters {steps} --log-interval 100"), None),
+        (Command("script", "t --train-iters 500000"), None),
+    ],
+)
+def test_a_pasted_number_of_steps_that_a_run_does_not_have_is_found(
+    command: Command, other: tuple[str, str] | None
+) -> None:
+    assert other_steps(RunSpec("command", training=Training(steps=120), command=command)) == other
 
 
 def test_doubled_braces_are_the_program_s_own() -> None:

@@ -335,6 +335,12 @@ def test_wrong_input_is_exit_code_1_and_changes_nothing(
     assert list(elsewhere.iterdir()) == []
 
 
+def test_a_pasted_number_of_steps_is_warned_of_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, pasted = ROOT / "recipes" / "megatron_lm_moe.yaml", "command.run=torchrun t.py --train-iters 500000"
+    assert main(["plan", str(recipe), pasted, "--cluster", "example"]) == 0
+    assert "command.run: --train-iters 500000, but a run has " in capsys.readouterr().err
+
+
 def test_commands_that_run_two_scripts_are_told_apart(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
     for graphed, said in (("b.sh", True), ("a.sh --graphs", False)):
         assert main(["wrap", "--eager", "sh a.sh", "--graphed", f"sh {graphed}"]) == 1
