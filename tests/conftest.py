@@ -10,9 +10,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -54,6 +54,36 @@ OF_NAMED_FILES = ("slow", "exhaustive")
 """Marks by which the Makefile finds the files of such tests."""
 EXHAUSTIVE = bool(os.environ.get("EXHAUSTIVE"))
 """Whether tests with the mark ``exhaustive`` run."""
+
+FORK_SERVER = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start one fork server for all processes of a session, because its imports take several CPU seconds. It imports
+    at the first request."""
+    if (given := getattr(config, "workerinput", None)) is not None:
+        config.stash[FORK_SERVER] = Path(given["fork_server"])
+        return
+    folder = tempfile.TemporaryDirectory()  # A socket's path may have 107 characters.
+    path = config.stash[FORK_SERVER] = Path(folder.name) / "forks"
+    fonts = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "matplotlib")
+    settings = {"MPLCONFIGDIR": str(fonts), "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
+    command = [sys.executable, "-u", "-m", "tests.integration.fork_server", str(path)]
+    server = subprocess.Popen(command, cwd=ROOT, env=os.environ | settings, start_new_session=True)
+
+    def end() -> None:
+        server.kill()
+        server.wait()
+        folder.cleanup()
+
+    config.add_cleanup(end)
+    wait_until(path.exists, 120, "the server of forks")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell each process of pytest-xdist where the server is."""
+    node.workerinput["fork_server"] = str(node.config.stash[FORK_SERVER])
 
 
 def pytest_report_header() -> list[str]:
@@ -115,15 +145,6 @@ def compile_cache() -> Path:
 
 
 @pytest.fixture(scope="session")
-def fork_server(compile_cache: Path) -> Iterator[Path]:
-    """Start the server from which fork servers of ranks and reports are forked. Return its socket, whose path may have
-    107 characters."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "forks"
-        settings = {"MPLCONFIGDIR": str(compile_cache / "matplotlib"), "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
-        command = [sys.executable, "-u", "-m", "tests.integration.fork_server", str(path)]
-        server = subprocess.Popen(command, cwd=ROOT, env=os.environ | settings, start_new_session=True)
-        wait_until(path.exists, 120, "the server of forks")
-        yield path
-        server.kill()
-        server.wait()
+def fork_server(pytestconfig: pytest.Config) -> Path:
+    """Return the socket of the server from which commands, ranks and reports are forked."""
+    return pytestconfig.stash[FORK_SERVER]

@@ -107,8 +107,10 @@ def fork_children() -> None:
 def serve(path: str) -> list[str]:
     """Answer requests. Return in each fork, with the command that it runs."""
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+    listener.bind(f"{path}.begun")
     listener.listen(64)
+    os.replace(f"{path}.begun", path)  # Whoever finds it can connect.
+    select.select([listener], [], [])  # Without a request, nothing is imported.
     for module in PRELOADED:
         importlib.import_module(module)
     for module in MODULES:
