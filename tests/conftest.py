@@ -21,6 +21,9 @@ from launch.common.parent_death import PARENT
 from tests.integration.fork_server import CAN_FORK
 from tests.integration.host import ROOT, wait_until
 
+# Threads of a process wait for each other in a loop, which costs the processes beside it their time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Let Inductor trust the processor's flags for vector instructions. Otherwise each process that compiles loads a library
 # for each instruction set, and the first process compiles these libraries. Inductor still tries AMX, because some
 # virtual machines advertise AMX but forbid it.
