@@ -24,6 +24,9 @@ from tests.integration.host import ROOT, wait_until
 # Threads of a process wait for each other in a loop, which costs the processes beside it their time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Sweeps of whoever runs the tests are not theirs.
+os.environ.pop("ORCHESTRATOR_STORE", None)
+
 # Let Inductor trust the processor's flags for vector instructions. Otherwise each process that compiles loads a library
 # for each instruction set, and the first process compiles these libraries. Inductor still tries AMX, because some
 # virtual machines advertise AMX but forbid it.
