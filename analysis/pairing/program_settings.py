@@ -20,7 +20,7 @@ from launch.contract.records.step_metrics import METRICS, Metric
 _DECIDED_ELSEWHERE = ("program.command:", "choices.", "digests.")
 """Other modules decide on these. The command contains the graph settings, :func:`check_sources` judges choices, and a digest
 differs only if something else differs."""
-_OPTIMIZER_FLAG = re.compile(r"lr|learning|decay|momentum|beta|eps|optim", re.IGNORECASE)
+_OPTIMIZER_FLAG = re.compile(r"(?<![a-z])(lr|learning|decay|momentum|beta|eps|optim)", re.IGNORECASE)
 """Names of flags that set an optimizer: ``wrap --allow-difference lr``."""
 SOURCES = ("loss", "grad_norm", "steps", "metrics")
 """The observer's records of where a run's steps come from."""

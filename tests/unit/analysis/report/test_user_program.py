@@ -171,6 +171,8 @@ def test_losses_that_a_program_shows_at_other_steps_are_no_fault_of_graphs(
         (("0.1", "0.2"), ("lr",), "BITWISE"),
         (("0.1", "0.2"), ("choices.optimizers",), "BITWISE"),
         (("0.1", "0.2"), ("packages",), "INCOMPARABLE"),
+        (("0.1", "0.2"), ("max_steps",), "INCOMPARABLE"),
+        (("0.1", "0.2"), ("min-lr",), "BITWISE"),
         (("0.1", ""), (), "BITWISE"),
     ],
 )
