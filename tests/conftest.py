@@ -21,10 +21,10 @@ from launch.common.parent_death import PARENT
 from tests.integration.fork_server import CAN_FORK
 from tests.integration.host import ROOT, wait_until
 
-# Threads of a process wait for each other in a loop, which costs the processes beside it their time.
+# Threads that wait for each other spin, and take CPU time from the other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Sweeps of whoever runs the tests are not theirs.
+# Tests must not read the sweeps of the user who runs them.
 os.environ.pop("ORCHESTRATOR_STORE", None)
 
 # Let Inductor trust the processor's flags for vector instructions. Otherwise each process that compiles loads a library

@@ -124,7 +124,7 @@ class _Worker:
         except (EOFError, ConnectionResetError):
             self.process.join()
             return _Answer(time.time(), error=f"its process ended with {self.process.exitcode}", lost=True)
-        # Unpickling only weights is done in Python, which takes ten times as long.
+        # The unpickler that accepts only weights is written in Python, and slower.
         return _Answer(**torch.load(io.BytesIO(packed), map_location="cpu", weights_only=False))
 
 

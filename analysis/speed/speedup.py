@@ -13,8 +13,8 @@ An interval does not show an effect that all pairs share. A verdict must therefo
 - Pairs with the eager run first and pairs with the graphed run first have equal weight.
 
 There is no verdict if repeats do not alternate, if all pairs have the same order, if the host's clock shows less than half
-of the gain, or if a FASTER comes mostly from steps that are long in eager runs alone. All cells of a sweep with a verdict form one family: the probability that any of them is wrongly FASTER or SLOWER
-is 5%.
+of the gain, or if a FASTER comes mostly from steps that are long in eager runs alone. All cells of a sweep with a verdict form
+one family: the probability that any of them is wrongly FASTER or SLOWER is 5%.
 """
 
 from __future__ import annotations
@@ -272,12 +272,8 @@ def _classify(pairs: Sequence[PairSpeed], family: Correction) -> tuple[SpeedVerd
     verdict, reason = speed_verdict(interval, steps)
     if interval is None or verdict == "INCONCLUSIVE":
         return verdict, reason
-    doubt = out_of_order(pairs) or not_alternating(pairs)
-    if verdict != "NEUTRAL":
-        doubt = doubt or not_on_the_clock(pairs)
-    if verdict == "FASTER":
-        doubt = doubt or slow_in_eager_only(pairs)
-    if doubt:
+    doubt = out_of_order(pairs) or not_alternating(pairs) or (verdict != "NEUTRAL" and not_on_the_clock(pairs))
+    if doubt := doubt or (verdict == "FASTER" and slow_in_eager_only(pairs)):
         return "INCONCLUSIVE", doubt
     for other, why in _other_intervals(pairs, interval, family):
         if other and speed_verdict(other, steps)[0] != verdict:

@@ -62,11 +62,16 @@ def unused_settings(spec: RunSpec) -> tuple[str, ...]:
     )
 
 
+def flag_values(flags: Flags) -> Mapping[str, str]:
+    """Return the value of each flag, as :func:`read_flags` finds it in a command."""
+    return read_flags([word for name, words in flags.items() for word in (name, *words)])
+
+
 def other_steps(spec: RunSpec) -> tuple[str, str] | None:
     """Return the flag by which the command sets another number of steps than its run needs, and that number; else None."""
-    own = FRAMEWORKS[spec.command.framework].own_flags(spec).items()
     wanted, said = (
-        read_flags(words) for words in ([w for name, words in own for w in (name, *words)], shared_words(spec.command))
+        flag_values(FRAMEWORKS[spec.command.framework].own_flags(spec)),
+        read_flags(shared_words(spec.command)),
     )
     pairs = ((name, said.get(name, STEPS)) for name, value in wanted.items() if value == STEPS)
     return next((pair for pair in pairs if pair[1] not in (STEPS, str(observed_steps(spec)))), None)

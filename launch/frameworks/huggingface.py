@@ -15,7 +15,7 @@ def _own_flags(spec: RunSpec) -> Flags:
     # Graphs need a single shape. Without this flag, the last batch of an epoch is smaller.
     flags = {"--max_steps": ("{steps}",), "--output_dir": ("{output}",), "--dataloader_drop_last": ("True",)}
     if spec.placement.device == "cuda":
-        # Compiled runs turn TF32 on by themselves, so it would count as a gain of graphs.
+        # The Trainer turns TF32 on if it compiles (read), so TF32 would count as a gain of graphs.
         flags["--tf32"] = ("True",)
     return flags | ({"--full_determinism": ("True",)} if spec.training.deterministic else {})
 

@@ -119,8 +119,9 @@ def _text(value: object) -> str:
     """Return a number or several, rounded as float32 may be; "" for anything else."""
     if isinstance(value, tuple | list):
         return "/".join(map(_text, value))
-    is_number = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
-    return f"{float(value):.5g}" if is_number else ""  # type: ignore[arg-type]
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    return f"{value:.5g}" if isinstance(value, int | float) else ""
 
 
 def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:

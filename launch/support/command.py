@@ -8,7 +8,7 @@ from functools import partial
 from launch.common.flag_difference import read_flags
 from launch.contract.spec import CudaGraph, RunSpec
 from launch.frameworks import FRAMEWORKS
-from launch.frameworks.command_line import command_words, unused_settings
+from launch.frameworks.command_line import command_words, flag_values, unused_settings
 from launch.frameworks.megatron_spec import megatron_spec
 from launch.support.rule import Rule
 
@@ -20,8 +20,7 @@ def _sets_graphs_itself(spec: RunSpec) -> bool:
     if not spec.graphed:
         return False
     added = FRAMEWORKS[spec.command.framework].graph_flags(spec) if spec.cuda_graph.impl != "command" else {}
-    wanted = read_flags([word for name, words in added.items() for word in (name, *words)])
-    final = read_flags(command_words(spec, {}))
+    wanted, final = flag_values(added), read_flags(command_words(spec, {}))
     eager = megatron_spec(replace(spec, cuda_graph=CudaGraph()))
     return any(final.get(name) != value for name, value in wanted.items()) or bool(eager and eager.graphed)
 
