@@ -39,6 +39,10 @@ LEAN_LLAMA = "sequence_length=8192, global_batch_size=2, optimizer_precision=lea
 EXPLAINED = {
     ("failure_gallery", "eager, kind=input_freed"): "The injected fault holds 64 MiB, which no recipe implies.",
     ("local_inputs", "full_iteration"): "After the capture the allocator holds 1.2 GiB more than before. The cause is unknown.",
+    **{
+        ("llama3_8l", f"{cell}, engine=torch_native, recompute=full"): "As the cell of report memory with 2,048 tokens."
+        for cell in ("eager", "full_iteration.optimizer")
+    },
     ("memory", "eager, sequence_length=2048, global_batch_size=8"): "The build frees the first copies of the weights. The tensors "
     "of the loss are larger, so these blocks stay unused.",
     ("memory", f"eager, {LEAN_LLAMA}, recompute=full"): "As the cell with 2,048 tokens.",

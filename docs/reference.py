@@ -356,6 +356,7 @@ MEASURED = {
     "qwen3_8l_parallel": "The same over four H200s",
     "qwen3_8l_megatron": "The same on Megatron-Core, one H200",
     "qwen3_8l_megatron_parallel": "The same on Megatron-Core, over four H200s",
+    "llama3_8l": "Eight layers of Llama 3 8B, one H200, Megatron-Core 0.19",
     "two_nodes": "A small mixture of experts over two nodes, four H200s, torch_native",
 }
 SHORTER = {
