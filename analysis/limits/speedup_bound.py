@@ -122,6 +122,11 @@ class SpeedupBound:
         """What bounds the graphed step."""
         return classify_bound(self.eager, self.graphed) if self.eager and self.graphed else None
 
+    @property
+    def upper_bound(self) -> float | None:
+        """The largest speed-up that graphs of the baseline's kernels can reach. None if unknown, or if the cell runs others."""
+        return self.eager.largest_speedup if self.eager and self.bound != "other kernels" else None
+
 
 def classify_bound(eager: EagerStep, graphed: GraphedStep) -> Bound:
     """Return what bounds a graphed step: the baseline's time that it equals.

@@ -127,10 +127,11 @@ class SpeedBar:
 
 @dataclass(frozen=True)
 class SpeedChart:
-    """Speed-ups by cell. The axis ends at ``right``, which may cut off wide intervals."""
+    """Speed-ups by cell. The axis begins at 0, or later if all are small. It ends at ``right``, which may cut off wide intervals."""
 
     unit: str
     bars: tuple[SpeedBar, ...]
+    left: float
     right: float
 
 
@@ -179,22 +180,17 @@ def speed_chart(results: Sequence[CellResult]) -> SpeedChart | None:
             if result.passes
             else (f"loss {loss}", FAILING if loss == "DIVERGED" else UNDECIDED)
         )
-        bars.append(SpeedBar(label, colour, result.name, speed.ratio, speed.low, speed.high, _upper_bound(result)))
+        bound = result.speed.bound.upper_bound if result.speed.bound else None
+        bars.append(SpeedBar(label, colour, result.name, speed.ratio, speed.low, speed.high, bound))
     if not bars:
         return None
     shown = f"; the first {len(bars)} of {len(timed)} cells" if len(bars) < len(timed) else ""
     on_cpu = "" if any(result.on_gpu for result, _ in timed) else "; CPU times show nothing about CUDA graphs"
     most = 1.1 * max(max(1.0, bar.ratio, bar.bound or 0.0) for bar in bars)
     right = max(most, min(2 * most, 1.05 * max(bar.high or 0.0 for bar in bars)))
-    return SpeedChart(f"eager over graphed step time{shown}{on_cpu}", tuple(bars), right)
-
-
-def _upper_bound(result: CellResult) -> float | None:
-    """Return the largest speed-up that graphs can reach with the baseline's kernels, or None if unknown."""
-    bound = result.speed.bound
-    if bound is None or bound.eager is None or bound.bound == "other kernels":
-        return None
-    return bound.eager.largest_speedup
+    least = 0.98 * min(1.0, *(bar.low or bar.ratio for bar in bars))
+    left = least if least > 0.5 and right < 2 else 0.0
+    return SpeedChart(f"eager over graphed step time{shown}{on_cpu}", tuple(bars), left, right)
 
 
 def drawn_repeats(results: Sequence[CellResult]) -> Sequence[int]:

@@ -125,7 +125,14 @@ def _none_is_faster(
     doubt = (
         _not_slower(result, ran) if includes_1 or speed.verdict != "INCONCLUSIVE" else re.split("[:;]", speed.reason)[0]
     )
-    return lead, "; ".join(filter(None, (claim, doubt)))
+    return lead, "; ".join(filter(None, (claim, doubt, _most(timed))))
+
+
+def _most(timed: Sequence[tuple[CellResult, Speed]]) -> str:
+    """Return the largest upper bound of all cells, or "" if a cell has none."""
+    bounds = [result.speed.bound.upper_bound if result.speed.bound else None for result, _ in timed]
+    known = [bound for bound in bounds if bound is not None]
+    return f"graphs can gain at most {max(known):.2f}x" if len(known) == len(timed) else ""
 
 
 def _timed(sound: Sequence[CellResult]) -> list[tuple[CellResult, Speed]]:

@@ -164,9 +164,9 @@ class Figure {
   }
 
   speeds(width) {
-    const bars = this.shown(this.data.bars), height = 34 + 26 * bars.length, x = linear([0, this.data.right], [40, width - 12]);
+    const bars = this.shown(this.data.bars), height = 34 + 26 * bars.length, x = linear([this.data.left, this.data.right], [40, width - 12]);
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "speed-ups" });
-    for (const value of [...ticks(0, this.data.right, width / 110), 1]) {
+    for (const value of [...ticks(this.data.left, this.data.right, width / 110), 1]) {
       svg.append(make("line", { class: value === 1 ? "mark" : "axis", x1: x(value), x2: x(value), y1: 4, y2: height - 22 }),
         make("text", { x: x(value), y: height - 6, "text-anchor": "middle" }, figureOf(value)));
     }

@@ -185,7 +185,7 @@ def _speeds(chart: SpeedChart) -> Figure:
         if bar.bound is not None:
             axes.plot(bar.bound, place, "k|", markersize=11, label="upper bound")
     axes.axvline(1, color="#999999", linewidth=1)
-    axes.set_xlim(0, chart.right)
+    axes.set_xlim(chart.left, chart.right)
     _name_rows(axes, [bar.name for bar in chart.bars])
     axes.set_xlabel(chart.unit)
     _legend(axes, "Speed-up and its interval")

@@ -167,6 +167,18 @@ def test_without_a_gain_nobody_is_told_to_turn_graphs_on(cells: list[CellResult]
     assert headline([EAGER, *cells]).startswith(said)
 
 
+def test_an_undecided_speed_is_told_with_the_most_that_graphs_can_gain() -> None:
+    def bounded(impl: GraphImpl, busy: float) -> CellResult:
+        result = cell(impl, "BITWISE", speed("INCONCLUSIVE", 1.01))
+        return replace(
+            result, speed=replace(result.speed, bound=SpeedupBound(EagerStep(20.0, busy, busy, None, 1000.0)))
+        )
+
+    cells = [EAGER, bounded("torch", 19.5), bounded("local", 19.2)]
+    assert "; graphs can gain at most 1.04x. 2 of 2" in headline(cells)
+    assert "at most" not in headline([*cells, cell("full_iteration", "BITWISE", speed("INCONCLUSIVE"))])
+
+
 def test_memory_that_eager_lacks_too_says_nothing_against_graphs() -> None:
     said = headline([cell(outcome="CUDA_OOM"), cell("torch", "INCOMPARABLE", outcome="CUDA_OOM")])
     assert said == "No decision yet: 0 of 1 configuration passes; 1 out of memory, like eager."
@@ -239,7 +251,9 @@ def test_the_picture_of_speed_ups_has_the_verdict_as_colour_and_the_upper_bound(
     diverged = cell("local", "DIVERGED", speed("FASTER", 3.0, pairs=1))
     unsure = cell("torch", "INCONCLUSIVE", speed("FASTER"))
     chart = speed_chart([bounded, waits, diverged, cell("full_iteration", "BITWISE"), unsure])
-    assert chart is not None and chart.right >= 3.3
+    assert chart is not None and chart.left == 0 and chart.right >= 3.3
+    small = speed_chart([bounded, unsure])
+    assert small is not None and 1.0 < small.bars[0].low < small.right < 2 and 0.9 < small.left < 1  # type: ignore[operator]
     assert [(bar.label, bar.colour, bar.bound) for bar in chart.bars] == [
         ("FASTER", SPEED_COLOURS["FASTER"], 1.25), ("FASTER", SPEED_COLOURS["FASTER"], 20 / 15.5),
         ("loss DIVERGED", FAILING, None), ("loss INCONCLUSIVE", UNDECIDED, None),
