@@ -9,7 +9,7 @@ ran out of memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,10 +67,9 @@ class CellMemory:
         return self.device_total - self.peak if self.whole and self.device_total is not None else None
 
     @property
-    def before_capture(self) -> int | None:
-        """The largest peak before the capture."""
-        before = [p.peak for p in self.phases if p.phase in BEFORE_CAPTURE]
-        return max(before, default=None)
+    def before_capture(self) -> Mapping[Phase, int]:
+        """The peaks of the phases before the capture. A graph that is captured in the first step has no warm-up."""
+        return {p.phase: p.peak for p in self.phases if p.phase in BEFORE_CAPTURE}
 
 
 def cell_memory(

@@ -104,7 +104,9 @@ def _changes(eager: CellResult, graphed: CellResult) -> dict[ChangedMetric, Cell
         values["step time"] = speed.eager_ms, speed.graphed_ms
         values["model TFLOP/s/GPU"] = speed.eager_tflops, speed.graphed_tflops
     if eager.memory is not None and graphed.memory is not None:
-        values["memory before capture"] = eager.memory.before_capture, graphed.memory.before_capture
+        before, after = eager.memory.before_capture, graphed.memory.before_capture
+        if before.keys() == after.keys():
+            values["memory before capture"] = max(before.values(), default=None), max(after.values(), default=None)
         values["peak memory"] = eager.memory.peak, graphed.memory.peak
     sure = speed is not None and speed.verdict != "INCONCLUSIVE"
     return {

@@ -29,7 +29,6 @@ from launch.common.grouped import grouped
 from launch.common.text import count
 from launch.contract.model_flops import model_flops, tokens_per_step
 from launch.contract.spec import Device, RunSpec
-from launch.contract.spec_ids import LAYOUT_ONLY
 
 ALLOCATION_ALLOWANCE = 0.05
 """The relative difference of step times that another allocation may cause, by other hosts, clocks, temperatures and network
@@ -44,10 +43,9 @@ Point = tuple[float, float, int]
 
 @dataclass(frozen=True)
 class Ranked:
-    """A cell that users may choose. ``settings`` lists the settings that differ between the ranked cells, such as "pp=2"."""
+    """A cell that users may choose."""
 
     label: str
-    settings: tuple[str, ...]
     ranks: int
     nodes: int
     memory_per_rank: int | None
@@ -149,16 +147,10 @@ def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Ran
     if len(candidates) < 2:
         return None
     candidates.sort(key=lambda candidate: candidate.step.milliseconds)
-    settings = [_settings(candidate.spec) for candidate in candidates]
-    keys = dict.fromkeys(key for each in settings for key in each)
-    varying = [key for key in keys if len({each.get(key) for each in settings}) > 1]
     front = _front([candidate.point for candidate in candidates])
     neighbours = _compare_graphed(candidates[0].result, [candidate.result for candidate in candidates[1:]])
     orders: list[Order] = ["best", *(_order(candidates[0], candidate, neighbours) for candidate in candidates[1:])]
-    cells = tuple(
-        _ranked(candidate, tuple(f"{key}={each[key]}" for key in varying if key in each), front, order)
-        for candidate, each, order in zip(candidates, settings, orders, strict=True)
-    )
+    cells = tuple(_ranked(each, front, order) for each, order in zip(candidates, orders, strict=True))
     environments = {id(a.environment): a.environment for c in candidates for a in attempts_of(c.result.runs)}
     return Ranking(
         task_id,
@@ -196,12 +188,11 @@ def _loss_divergence(result: CellResult, task: Sequence[CellResult]) -> str:
     return f"does not train the same as {first.cell.label}: {difference}" if difference else ""
 
 
-def _ranked(candidate: _Candidate, settings: tuple[str, ...], front: set[Point], order: Order) -> Ranked:
+def _ranked(candidate: _Candidate, front: set[Point], order: Order) -> Ranked:
     spec, step = candidate.spec, candidate.step
     ranks = spec.parallelism.world_size
     return Ranked(
         label=candidate.result.cell.label,
-        settings=settings,
         ranks=ranks,
         nodes=spec.placement.nodes,
         memory_per_rank=candidate.result.memory.peak if candidate.result.memory else None,
@@ -274,15 +265,6 @@ def _pair_by_repeat(fast: CellResult, slow: CellResult) -> list[PairSpeed]:
         repeat for repeat in faster if repeat in slower and faster[repeat].allocation == slower[repeat].allocation
     )
     return [overlaps(slower[repeat], faster[repeat]) for repeat in repeats]
-
-
-def _settings(spec: RunSpec) -> dict[str, str]:
-    """Return the settings in which cells of one task may differ."""
-    training = {name: getattr(spec.training, name) for name in LAYOUT_ONLY}
-    release = {"megatron_core": spec.megatron_core} if spec.engine == "megatron" else {}
-    values = {"engine": spec.engine, **release, **vars(spec.parallelism), **training, **spec.environment}
-    settings = {"graphs": spec.cuda_graph.label, **{name: str(value) for name, value in values.items()}}
-    return settings | {"warmup_steps": str(spec.cuda_graph.warmup_steps)}
 
 
 def _front(points: Sequence[Point]) -> set[Point]:

@@ -42,7 +42,7 @@ def render(report: ReportData) -> list[str]:
 
 def _ranking(ranking: Ranking, names: Mapping[str, str]) -> list[str]:
     on_gpu = ranking.device == "cuda"
-    header = ["place", "cell", "settings", *(["GPUs", "step time", "tokens/s/GPU", "model TFLOP/s/GPU"] if on_gpu else
+    header = ["place", "name", "cell", *(["GPUs", "step time", "tokens/s/GPU", "model TFLOP/s/GPU"] if on_gpu else
               ["ranks", "step time, first = 1"]), "memory per rank", "Pareto front", "runs"]  # fmt: skip
     rows = [_row(place, cell, ranking, names) for place, cell in enumerate(ranking.cells[:MAXIMUM_CELLS], 1)]
     blocks = [f"### {ranking.name} (task {ranking.task_id})", _best(ranking, names), table(header, rows)]
@@ -71,7 +71,7 @@ def _best(ranking: Ranking, names: Mapping[str, str]) -> str:
 
 def _row(place: int, cell: Ranked, ranking: Ranking, names: Mapping[str, str]) -> list[str]:
     order = ORDERS[cell.against_best].format(names[ranking.best.label])
-    row = [f"{place}{order}", names[cell.label], ", ".join(cell.settings)]
+    row = [f"{place}{order}", names[cell.label], f"`{cell.label}`"]
     if ranking.device == "cuda":
         row += [
             f"{cell.ranks} on {cell.nodes} nodes" if cell.nodes > 1 else str(cell.ranks),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def test_a_change_spans_the_cells_that_pass(tmp_path: Path) -> None:
     assert throughput.span == pytest.approx((0.25, 1 / 3))
     assert before.span == (0.0, 0.0)
     assert peak.changes[0].graphed - peak.changes[0].eager == pytest.approx(0.4 * GIB, rel=1e-6)
+
+
+def test_a_capture_in_the_first_step_has_no_memory_to_compare_before_it(tmp_path: Path) -> None:
+    eager, graphed = compare_cells(load(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=eventful)))
+    assert graphed.memory is not None
+    phases = tuple(peak for peak in graphed.memory.phases if peak.phase != "warmup")
+    metrics = [
+        change.metric
+        for change in metric_changes([eager, replace(graphed, memory=replace(graphed.memory, phases=phases))])
+    ]
+    assert "memory before capture" not in metrics and "peak memory" in metrics
 
 
 def test_a_speed_that_is_not_sure_is_no_change_to_expect(tmp_path: Path) -> None:
