@@ -1,7 +1,7 @@
 """torchtitan (``torchrun ... -m torchtitan.train --module llama3 --config llama3_8b``), whose trainer graphs a step by default.
 
-Since 13 August 2026 it captures forward and backward passes in one graph (pytorch/torchtitan f84224af0). It has not been run
-here, because it needs a newer PyTorch.
+Since 13 August 2026 (pytorch/torchtitan f84224af0, release 0.3.0) it captures forward and backward passes in one graph. Its graphs
+have not been run here, because they need a newer PyTorch.
 """
 
 from __future__ import annotations
