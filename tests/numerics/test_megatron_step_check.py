@@ -283,7 +283,10 @@ NORM, PROJECTION = (f"decoder.layers.1.{name}.weight" for name in ("input_layern
 @pytest.mark.parametrize(
     ("model", "settings"), [(DENSE, WHOLE), (BALANCED, graph("transformer_engine", *ROUTED)), (DENSE, LOCAL)]
 )
-def test_planted_faults_are_found_and_named(model: Model, settings: CudaGraph) -> None:
+def test_planted_faults_are_found_and_named(model: Model, settings: CudaGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A lost micro-batch changes 38 results. Which of them are the worst depends on the rounding of this CPU.
+    for module in ("launch.contract.records.step_check", "launch.train.inspection.step_check"):
+        monkeypatch.setattr(f"{module}.MOST_DIFFERENCES", 100)
     with at_first_check(spec_of(model, settings)) as (engine, batch):
         clean = check(engine, batch, nullcontext())
         assert (clean.unequal, clean.routing) == (0, ())
