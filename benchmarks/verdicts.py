@@ -26,7 +26,8 @@ import numpy as np
 from analysis.records.steps import Floats, Steps
 from analysis.speed.confidence_interval import EvenSplit, families, interval_of
 from analysis.speed.pair_speed import PairSpeed, Timed, pool_pairs
-from analysis.speed.speedup import BAND, MINIMUM_STEPS, SpeedVerdict, cell_speed, speed_verdict
+from analysis.speed.speed_verdict import BAND, MINIMUM_STEPS, SpeedVerdict, speed_verdict
+from analysis.speed.speedup import cell_speed
 from analysis.speed.steady_window import Window, window_of
 from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.step_test import TOLERATED

@@ -23,7 +23,8 @@ import numpy as np
 
 from analysis.pairing.pair import Pair
 from analysis.records.run import Attempt
-from analysis.speed.speedup import BAND, geometric_mean
+from analysis.speed.ratios import geometric_mean
+from analysis.speed.speed_verdict import BAND
 from analysis.speed.steady_window import is_plausible
 from analysis.speed.step_time import is_sound, steady_ms
 from launch.contract.records.probe import Probe

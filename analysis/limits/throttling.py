@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from analysis.pairing.pair import Pair
 from analysis.records.run import Attempt
-from analysis.speed.speedup import BAND, RatioBounds
+from analysis.speed.speed_verdict import BAND, RatioBounds
 from analysis.speed.steady_window import NOTICEABLE
 from launch.contract.records.clocks import ClockReason, Clocks
 

@@ -6,7 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from analysis.speed.speedup import BAND, Speed
+from analysis.speed.speed_verdict import BAND
+from analysis.speed.speedup import Speed
 from analysis.sweep.cell_results import CellResult, eager_results
 from analysis.sweep.ranking import Order, rank
 from analysis.verdict.verdict import STEP_CHECKED, VerdictName
@@ -159,8 +160,7 @@ def _name(result: CellResult, ran: Sequence[CellResult]) -> str:
 
 def interval(speed: Speed) -> str:
     """Return the interval of the verdict and the number of pairs: "1.11 to 1.58, 3 pairs"."""
-    pairs = count("pair", speed.pairs)
-    return pairs if speed.low is None or speed.high is None else f"{speed.low:.2f} to {speed.high:.2f}, {pairs}"
+    return ", ".join(filter(None, (speed.interval, count("pair", speed.pairs))))
 
 
 def gib(value: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.records.run import Attempt
-from analysis.speed.speedup import geometric_mean
+from analysis.speed.ratios import geometric_mean
 from analysis.speed.steady_window import behaviour, window_of
 
 

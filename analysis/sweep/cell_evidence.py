@@ -23,7 +23,7 @@ from analysis.pairing.step_checks import StepChecks, collect_step_checks
 from analysis.records.load import Records
 from analysis.records.run import Attempt, Run, attempts_of
 from analysis.speed.pair_speed import pool_pairs
-from analysis.speed.speedup import RatioBounds
+from analysis.speed.speed_verdict import RatioBounds
 from analysis.speed.step_time import cell_step_time
 from analysis.sweep.cell_results import CellGraphs, CellIntegrity, CellLoss, CellResult, CellSpeed, PairResult
 from analysis.sweep.loss_trajectory import loss_trajectory

@@ -8,7 +8,8 @@ from dataclasses import replace
 from analysis.pairing.step_checks import judge_with_checks
 from analysis.records.load import Records
 from analysis.speed.confidence_interval import ALONE_ONCE, Correction, EvenSplit, families
-from analysis.speed.speedup import Speed, cell_speed, ratios_of
+from analysis.speed.ratios import ratios_of
+from analysis.speed.speedup import Speed, cell_speed
 from analysis.sweep.cell_evidence import CellEvidence, collect_evidence
 from analysis.sweep.cell_results import CellResult
 from analysis.verdict.family import judge_family

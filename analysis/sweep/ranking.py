@@ -20,7 +20,8 @@ from analysis.records.provenance import differing_fields
 from analysis.records.run import attempts_of
 from analysis.speed.confidence_interval import MINIMUM_PAIRS, Correction, EvenSplit, families, interval_of
 from analysis.speed.pair_speed import PairSpeed, overlaps
-from analysis.speed.speedup import BAND, SpeedVerdict, classify, ratios_of
+from analysis.speed.ratios import ratios_of
+from analysis.speed.speed_verdict import BAND, SpeedVerdict, classify
 from analysis.speed.step_time import StepTime
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.labels import task_words

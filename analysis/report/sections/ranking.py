@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import cell_text, how_to_read, table
-from analysis.speed.speedup import BAND
+from analysis.speed.speed_verdict import BAND
 from analysis.sweep.ranking import ALLOCATION_ALLOWANCE, Order, Ranked, Ranking, rank
 from launch.common.text import count, listed, size
 

@@ -9,7 +9,9 @@ from analysis.records.provenance import differing_fields
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import cell_text, how_to_read, table
 from analysis.speed.confidence_interval import ALPHA
-from analysis.speed.speedup import BAND, MINIMUM_STEPS, Speed, describe_eager_only_steps
+from analysis.speed.doubts import describe_eager_only_steps
+from analysis.speed.speed_verdict import BAND, MINIMUM_STEPS
+from analysis.speed.speedup import Speed
 from analysis.speed.steady_window import FENCE, NOTICEABLE, RARE
 from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.sweep.host_contention import HostContention, neighbours_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from analysis.limits.speedup_bound import NEAR, EagerStep, GraphedStep, ProbedStep, SpeedupBound, classify_bound
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import how_to_read, table
-from analysis.speed.speedup import BAND
+from analysis.speed.speed_verdict import BAND
 from analysis.sweep.cell_results import CellResult
 
 HEADER = (

@@ -83,5 +83,5 @@ def _speedup(result: CellResult) -> str:
     speed = result.speed.speedup
     if speed is None:
         return "-"
-    interval = "" if speed.low is None or speed.high is None else f" ({speed.low:.2f} to {speed.high:.2f})"
+    interval = f" ({speed.interval})" if speed.interval else ""
     return f"{speed.ratio:.2f}x{interval}{f' {speed.verdict}' if result.passes else ''}"

@@ -16,7 +16,8 @@ from analysis.records.run import Attempt
 from analysis.report.report_data import report_data
 from analysis.report.sections import speed
 from analysis.report.summary import summarise
-from analysis.speed.speedup import MINIMUM_STEPS, Decision, RatioBounds, Speed, bounded, speed_verdict
+from analysis.speed.speed_verdict import MINIMUM_STEPS, Decision, RatioBounds, bounded, speed_verdict
+from analysis.speed.speedup import Speed
 from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.judge_sweep import judge_sweep

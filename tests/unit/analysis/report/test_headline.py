@@ -15,7 +15,8 @@ from analysis.report.charts import FAILING, SPEED_COLOURS, UNDECIDED, speed_char
 from analysis.report.headline import headline
 from analysis.report.plots import draw
 from analysis.report.summary import summarise
-from analysis.speed.speedup import Speed, SpeedVerdict
+from analysis.speed.speed_verdict import SpeedVerdict
+from analysis.speed.speedup import Speed
 from analysis.sweep.cell_results import CellIntegrity, CellResult, CellSpeed
 from analysis.verdict.verdict import STEP_CHECKED, VERDICTS, Verdict, VerdictName
 from launch.contract.outcomes import Expectation, Outcome, OutcomeName

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from analysis.speed.confidence_interval import EvenSplit, families, interval_of
-from analysis.speed.speedup import MINIMUM_STEPS, speed_verdict
+from analysis.speed.speed_verdict import MINIMUM_STEPS, speed_verdict
 from benchmarks.verdicts import (
     AUTO_LOOKS,
     BEGIN,

@@ -17,7 +17,8 @@ from analysis.report.summary import summarise
 from analysis.report.write_report import write_report
 from analysis.speed.confidence_interval import ALONE_ONCE, MOST_PAIRS, Family, families, interval_of
 from analysis.speed.pair_speed import PairSpeed
-from analysis.speed.speedup import MINIMUM_STEPS, Speed, classify, repeats_to_decide, speed_verdict
+from analysis.speed.speed_verdict import MINIMUM_STEPS, classify, repeats_to_decide, speed_verdict
+from analysis.speed.speedup import Speed
 from analysis.statistics.student_t import quantile
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells
