@@ -37,10 +37,6 @@ class CurveFiles:
         return {**self.eager, **self.graphed, **self.perturbed}
 
     @property
-    def perturbed_steps(self) -> Steps | None:
-        return next((curve.steps for curve in self.perturbed.values()), None)
-
-    @property
     def copies(self) -> dict[str, str]:
         """Map each file with the same numbers as an earlier file to that file. It is a copy, or its run was equal."""
         return _find_copies(self.curves)

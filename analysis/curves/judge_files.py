@@ -84,8 +84,9 @@ def _exceeds_own_noise(verdict: Verdict, files: CurveFiles, first: int, margins:
 
 def _judge_printed(files: CurveFiles, steps: Integers, first: int, margins: Margins) -> Verdict:
     """Judge the curves, and consider the number of digits with which they are printed."""
+    perturbed = next((curve.steps for curve in files.perturbed.values()), None)
 
     def judge(eager: Curves, graphed: Curves, margins: Margins) -> Verdict:
-        return judge_curves(eager, graphed, steps, first, margins, files.metrics, files.perturbed_steps)
+        return judge_curves(eager, graphed, steps, first, margins, files.metrics, perturbed)
 
     return judge_rounded(judge, *files.sides, files.units, first, margins)

@@ -178,7 +178,8 @@ def cell_limit(pairs: Sequence[Pair], ranks: int, baseline_slowed: str) -> Speed
     attempts = [pair.eager.attempt for pair in timed or pairs if pair.eager and pair.eager.attempt]
     eager = _timed_eager(attempts, ranks, step_ms)
     too_short = "" if isinstance(eager, str) else eager.doubt
-    graphed = graphed_step(timed, ranks) if timed else _untimed(pairs)
+    untimed = next((pair.speed.reason for pair in pairs if pair.speed.reason), "it has no pair")
+    graphed = graphed_step(timed, ranks) if timed else untimed
     known = None if isinstance(eager, str) or too_short or baseline_slowed else eager
     if isinstance(graphed, GraphedStep) and (doubt := doubt_of(graphed, known)):
         return SpeedupBound(known, reason=doubt, doubt=doubt, eager_doubt=too_short)
@@ -194,10 +195,6 @@ def eager_doubt(attempts: Sequence[Attempt], ranks: int) -> str:
     timed = [(attempt, time) for attempt in attempts if is_sound(attempt) and (time := steady_ms(attempt)) is not None]
     found = _timed_eager([attempt for attempt, _ in timed], ranks, _mean([time for _, time in timed])) if timed else ""
     return "" if isinstance(found, str) else found.doubt
-
-
-def _untimed(pairs: Sequence[Pair]) -> str:
-    return next((pair.speed.reason for pair in pairs if pair.speed.reason), "it has no pair")
 
 
 def doubt_of(graphed: GraphedStep, eager: EagerStep | None) -> str:
@@ -242,7 +239,8 @@ def _timed_eager(attempts: Sequence[Attempt], ranks: int, step_ms: float | None 
         return "no eager run ended with complete records"
     if missing := _without_probe(sound, ranks):
         return f"rank {missing[0]} of the eager run ended without a probe"
-    communicates = any(_communicates(probe) for attempt in sound for probe in attempt.probes.values())
+    probes = (probe for attempt in sound for probe in attempt.probes.values())
+    communicates = any(probe.busy_ms - probe.computing_ms > NEAR * probe.busy_ms for probe in probes)
     mean_ms = step_ms or _mean([measured_ms(attempt) for attempt in sound])
     found = EagerStep(mean_ms, *_figures(sound), communicates)
     return _implausible(found) or found
@@ -292,10 +290,6 @@ def _least_busy_ms(attempt: Attempt) -> float:
     """Return the least busy rank's time, but at least the largest computing time: a rank may wait without a kernel."""
     least = min(probe.busy_ms for probe in attempt.probes.values())
     return max(least, _slowest_ms([attempt], lambda probe: probe.computing_ms)) if least > 0 else least
-
-
-def _communicates(probe: Probe) -> bool:
-    return probe.busy_ms - probe.computing_ms > NEAR * probe.busy_ms
 
 
 def _slowest_host(attempts: Sequence[Attempt]) -> float | None:

@@ -88,7 +88,7 @@ def _reason(other: OtherAttempt, digests: Digests) -> str:
 
 
 def _others(run: Run, than: Attempt | None) -> list[OtherAttempt]:
-    whole = (one for one in (*run.earlier, run.attempt) if one and one is not than)
+    whole = (one for one in run.whole if one is not than)
     return sorted((*whole, *run.partial), key=lambda one: one.number)
 
 

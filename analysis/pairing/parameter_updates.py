@@ -6,7 +6,7 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from analysis.pairing.other_values import doubt_values
@@ -132,7 +132,7 @@ def check_end(exact: Verdict | None, eager: Attempt, graphed: Attempt, repeats: 
         return replace(doubt, evidence=exact.evidence)
     runs = (graphed, eager, *repeats)
     for what, fix, (own, *others) in (
-        ("the parameters", _LONGER, [_last_digests(one) for one in runs]),
+        ("the parameters", _LONGER, [{rank: last for rank, (_, last) in one.parameters.items()} for one in runs]),
         (_OTHER_STATE, _KEEP, [{rank: changes.digest for rank, changes in one.other_state.items()} for one in runs]),
     ):
         if differing := [
@@ -141,10 +141,6 @@ def check_end(exact: Verdict | None, eager: Attempt, graphed: Attempt, repeats: 
             reason = f"losses and gradient norms are equal bit for bit, but {what} of {numbered('rank', differing)}"
             return Verdict("INCONCLUSIVE", f"{reason} differ after the last step", fix, exact.evidence)
     return exact
-
-
-def _last_digests(run: Attempt) -> Mapping[int, str]:
-    return {rank: last for rank, (_, last) in run.parameters.items()}
 
 
 def _differs(own: str, eager: Set[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, cast
@@ -159,6 +159,15 @@ class Run:
     """Outcomes that cannot be read, with the fix. Each may be a failure, so none of the run's attempts counts."""
     perturbed: bool = False
     """Whether it is the perturbed run of its cell, and not a repeat."""
+
+    @property
+    def whole(self) -> tuple[Attempt, ...]:
+        """The attempts that are loaded with all their records."""
+        return (*self.earlier, self.attempt) if self.attempt else ()
+
+    def with_whole(self, change: Callable[[Attempt], Attempt]) -> Run:
+        """Return this run with ``change`` applied to each of these attempts."""
+        return replace(self, attempt=self.attempt and change(self.attempt), earlier=tuple(map(change, self.earlier)))
 
     @property
     def failed(self) -> Mapping[int, Outcome]:

@@ -108,7 +108,11 @@ def report_to_json(report: ReportData) -> dict[str, Any]:
         "margins": to_json(plan.margins),
         "looks": plan.looks,
         "cells": map(_cell, report.ran),
-        "not_run": (_not_run(result) for result in results if result.cell.state != "run"),
+        "not_run": (
+            _pick(result.cell, "cell_id", "label", "workload_id", "state", "reasons")
+            for result in results
+            if result.cell.state != "run"
+        ),
         **_tables(results),
         "plots": {
             "drawn": report.plots,
@@ -275,10 +279,6 @@ def _pair(pair: PairResult) -> dict[str, Any]:
         "replay": pair.replay.summary if pair.replay else None,
         "environment_differences": pair.differences,
     }
-
-
-def _not_run(result: CellResult) -> dict[str, Any]:
-    return _pick(result.cell, "cell_id", "label", "workload_id", "state", "reasons")
 
 
 # --- tables of the whole sweep --------------------------------------------------------------------------------------

@@ -104,9 +104,9 @@ def _tensor_problems(model: Model, entries: tuple[Entry, ...], files: Files, pac
     surplus = [name for name in files.tensors if name not in expected and not _ignored(name, model)]
     yield from tensor_problem("surplus tensors", surplus, FIT)
     wrong = [
-        f"{name} is {_describe(files.tensors[name])}, not {_describe_expected(tensor)}"
+        f"{name} is {list(found.shape)} {found.dtype}, not {list(tensor.shape)} {'U8' if tensor.packed else 'floating-point'}"
         for name, tensor in expected.items()
-        if name in files.tensors and not _fits(tensor, files.tensors[name])
+        if (found := files.tensors.get(name)) and not _fits(tensor, found)
     ]
     yield from tensor_problem("tensors of another shape or type", wrong, FIT)
     if packed and (model.hidden_size % MXFP4_BLOCK or model.moe_ffn_hidden_size % MXFP4_BLOCK):
@@ -136,14 +136,6 @@ def _tie_problems(model: Model, files: Files) -> Iterator[Reason]:
 
 def _fits(expected: Expected, found: Tensor) -> bool:
     return found.shape == expected.shape and found.dtype in (BYTES if expected.packed else FLOATING)
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {tensor.dtype}"
-
-
-def _describe_expected(expected: Expected) -> str:
-    return f"{list(expected.shape)} {'U8' if expected.packed else 'floating-point'}"
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any] | None, tuple[Reason, ...]]:

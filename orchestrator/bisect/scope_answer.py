@@ -39,10 +39,6 @@ class ScopeFindings:
     statuses: Mapping[CudaGraph, FailureStatus]
     conclusion: Conclusion
 
-    def is_certain(self, smallest: RunSpec) -> bool:
-        """Return whether every set of fewer parts was tried and passes."""
-        return not self.conclusion.unclear and not self.untried_below(smallest)
-
     def untried_below(self, smallest: RunSpec) -> list[RunSpec]:
         sets = list_candidates(self.search.cell.run_spec)
         return [
@@ -58,7 +54,8 @@ def scope_answer(found: ScopeFindings, missing: tuple[RunSpec, ...]) -> Answer:
     return Answer(
         found.search,
         missing,
-        is_found=smallest is not None and found.is_certain(smallest),
+        # Every set of fewer parts must have been tried, and must pass.
+        is_found=smallest is not None and not (found.conclusion.unclear or found.untried_below(smallest)),
         evidence=[_table_of_sets(found, "no outcome yet" if missing else "not tried")],
         sentences=[*named, *_describe_unclear(found)],
         json_fields=_json_fields(found),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 from launch.checkpoints.checkpoint import open_checkpoint
 from launch.contract.errors import OrchestratorError
 from launch.contract.plan import Plan
-from launch.contract.spec import Model, RunSpec
+from launch.contract.spec import RunSpec
 from launch.data.fields import check_length
 from launch.data.tokenizer import load_tokenizer
 from launch.frameworks.command_line import command_words, script_of
@@ -23,10 +23,11 @@ def check_inputs(plan: Plan) -> None:
         InputError: files are missing, damaged or do not fit the model; it lists all of them.
     """
     specs = [spec for cell in plan.cells if cell.state == "run" and (spec := cell.run_spec).engine != "command"]
-    checks = [
-        *(partial(_open_data, spec) for spec in _distinct(specs, _data_use)),
-        *(partial(_open_weights, spec.model) for spec in _distinct(specs, lambda spec: spec.model)),
-    ]
+    # Thousands of cells share few files.
+    data = {(spec.data, spec.model.vocab_size, spec.training.sequence_length): spec for spec in specs}
+    models = dict.fromkeys(spec.model for spec in specs if spec.model.weights != "random")
+    checks: list[Callable[[], object]] = [partial(_open_data, spec) for spec in data.values()]
+    checks += [partial(open_checkpoint, model) for model in models]
     messages = dict.fromkeys(message for check in checks if (message := _error_message(check)))
     if messages:
         raise InputError([Problem("", message) for message in messages])
@@ -65,23 +66,9 @@ def _open_data(spec: RunSpec) -> None:
         load_tokenizer(data.tokenizer, spec.model.vocab_size)
 
 
-def _open_weights(model: Model) -> None:
-    if model.weights != "random":
-        open_checkpoint(model)
-
-
-def _error_message(check: Callable[[], None]) -> str:
+def _error_message(check: Callable[[], object]) -> str:
     try:
         check()
     except OrchestratorError as error:
         return str(error)
     return ""
-
-
-def _data_use(spec: RunSpec) -> object:
-    return spec.data, spec.model.vocab_size, spec.training.sequence_length
-
-
-def _distinct(specs: Iterable[RunSpec], key: Callable[[RunSpec], object]) -> Iterable[RunSpec]:
-    """Return one spec for each key. Thousands of cells share few keys."""
-    return {key(spec): spec for spec in specs}.values()

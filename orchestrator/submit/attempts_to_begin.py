@@ -45,7 +45,8 @@ def attempts_to_begin(
             continue
         wanted = _with_partners(bundle, cells, {r for r in bundle.run_ids if _may_begin(states[r], policy)})
         if policy == "infrastructure":
-            wanted -= {run_id for run_id in wanted if _is_failure_of_its_own(states[run_id])}
+            # A run that failed by its own fault is not retried unasked, even with a partner: a success would hide the failure.
+            wanted -= {r for r in wanted if states[r].ended_by_itself and not states[r].has_results}
         if wanted - alive:
             # The order replaces the one on disk, so it must repeat queued attempts.
             wanted = (wanted - alive) | {run_id for run_id in alive if states[run_id].name == "QUEUED"}
@@ -72,14 +73,6 @@ def _may_begin_unasked(state: RunState) -> bool:
         return state.launches < MOST_LAUNCHES
     given_up = state.outcome is not None and never_started(state.outcome)
     return state.failed and not given_up and state.next_attempt <= MOST_ATTEMPTS
-
-
-def _is_failure_of_its_own(state: RunState) -> bool:
-    """Return whether the run failed by its own fault. It is not retried unasked, even with a partner.
-
-    A later success would hide the failure.
-    """
-    return state.ended_by_itself and not state.has_results
 
 
 def _with_partners(bundle: PlannedBundle, cells: Mapping[str, Cell], wanted: set[str]) -> set[str]:

@@ -28,7 +28,7 @@ def changed_programs(paths: SweepPaths, plan: Plan) -> list[str]:
     changed = [
         folder
         for (folder, words), codes in ran.items()
-        if codes and Path(folder).is_dir() and codes != {_code_now(folder, words)}
+        if codes and Path(folder).is_dir() and codes != {describe_code(Path(folder), words)["digest"]}
     ]
     return list(dict.fromkeys(changed))
 
@@ -69,7 +69,3 @@ def _codes(run: RunPaths) -> set[str]:
         except (OSError, RecordError, KeyError):
             continue  # it never began, or the report names the damage
     return set()
-
-
-def _code_now(folder: str, words: Sequence[str]) -> str:
-    return str(describe_code(Path(folder), words)["digest"])

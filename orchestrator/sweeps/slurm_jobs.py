@@ -137,23 +137,20 @@ class JobMonitor:
         accounts, answered_for = self._accounts_of(missing)
         silent = self._sacct.exists and self._sacct.fault != ""
         there = {job_id for job_id, job in known.items() if job.ended and job.state != GONE} | listed.keys()
+        grace = GRACE_SECONDS if self._sacct.exists else GRACE_WITHOUT_ACCOUNTS
         arrays = set() if silent else {_base(job_id) for job_id in there | accounts.keys()}
         for job in missing:
             last, account = known.get(job.job_id), accounts.get(job.job_id)
             heard = silent or account is not None or (last is not None and last.state != UNHEARD)
             # If neither squeue nor sacct ever listed the job, the time since its submission counts.
             since = max(self._missed[job.job_id], job.submitted) if heard else job.submitted
-            certain = now >= since + self._grace and job.job_id in answered_for
+            certain = now >= since + grace and job.job_id in answered_for
             # An array element that was cancelled before it started leaves no trace, but other elements of its array do.
             end = "CANCELLED" if account is None and _never_began(last) and _base(job.job_id) in arrays else GONE
             known[job.job_id] = _unlisted(job, last, account, end if certain else None)
         doubtful = frozenset(job.job_id for job in missing if not known[job.job_id].ended)
         fault = self._sacct.fault if missing and self._sacct.exists else ""
         return Jobs(known, fault, self._sacct.exists, doubtful)
-
-    @property
-    def _grace(self) -> float:
-        return GRACE_SECONDS if self._sacct.exists else GRACE_WITHOUT_ACCOUNTS
 
     def _listed(self) -> list[tuple[float, Job]] | None:
         """Return (time of submission, job) for each of this user's jobs in squeue, or None if it does not answer."""

@@ -58,10 +58,6 @@ def _matches(pattern: str, message: str, fix: str) -> Check:
     return lambda text: _check_line(text) or (None if re.fullmatch(pattern, text) else Flaw(message, fix))
 
 
-def _check_setup(text: str) -> Flaw | None:
-    return None if text.strip() else _check_line(text)
-
-
 def _check_srun(text: str) -> Flaw | None:
     name, _, value = text.partition("=")
     if name.startswith("--"):
@@ -119,7 +115,7 @@ class Profile:
         )
     )
     """The interpreter of ranks. The default is this command's interpreter, or python3 in a container."""
-    setup: tuple[str, ...] = _row((), _check_setup)
+    setup: tuple[str, ...] = _row((), lambda text: None if text.strip() else _check_line(text))
     """Shell lines at the start of the batch script."""
     sbatch: dict[str, str] = field(default_factory=dict)
     """More options of sbatch, by their long names. An empty value means an option without a value."""
