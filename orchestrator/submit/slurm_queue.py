@@ -13,8 +13,9 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from launch.common.atomic_files import sync_file_system
@@ -193,7 +194,7 @@ def enqueue(
         array = arrays.popleft()
         chain = None if array.chain is None else chains[array.chain]
         try:
-            exclude = _submit_where_possible(sweep, scheduler, array, cluster, chain, exclude)
+            exclude = _submit_where_possible(partial(_submit, sweep, scheduler, array, cluster, chain), exclude)
         except Refused as refused:
             limit = _submit_limit(refused)
             if not limit:
@@ -227,16 +228,14 @@ def _loads(
     return list(minutes.values())
 
 
-def _submit_where_possible(
-    sweep: SweepPaths, scheduler: JobMonitor, array: Array, cluster: Cluster, chain: str | None, exclude: Sequence[str]
-) -> Sequence[str]:
+def _submit_where_possible(submit: Callable[[Sequence[str]], None], exclude: Sequence[str]) -> Sequence[str]:
     """Submit without the nodes in ``exclude``, or with them if sbatch finds no others. Return the avoided nodes."""
     try:
-        _submit(sweep, scheduler, array, cluster, chain, exclude)
+        submit(exclude)
     except Refused as refused:
         if not (refused.certain and exclude) or _submit_limit(refused):
             raise
-        _submit(sweep, scheduler, array, cluster, chain, ())
+        submit(())
         return ()
     return exclude
 

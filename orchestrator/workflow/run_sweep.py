@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -79,73 +80,73 @@ def carry_out(
     paths: SweepPaths, plan: Plan, target: Target, policy: Policy, executor: Executor, *, wait: bool
 ) -> Mapping[str, RunState]:
     """Run what ``policy`` allows, then the runs that its verdicts need. Return the state of every run."""
-    scheduler = JobMonitor()
     with report_disk_errors(paths):
         paths.root.mkdir(parents=True, exist_ok=True)
-    backlog = Backlog(paths, policy)
-    run = partial(_run_started, paths, plan, target, executor, scheduler, backlog, wait=wait)
-    states = run(partial(_start_runs, paths, plan, target, policy, scheduler, backlog, wait=wait))
+    command = _Command(paths, plan, target, executor, wait, JobMonitor(), Backlog(paths, policy))
+    states = _run_started(command, _start_runs)
     if needed := _judge_needed_runs(paths, plan, states):
         print_needed_runs(needed)
-        states = run(partial(_start_needed_runs, paths, plan, target, needed, scheduler, backlog))
+        states = _run_started(command, partial(_start_needed_runs, needed))
     return states
 
 
-def _run_started(
-    paths: SweepPaths, plan: Plan, target: Target, executor: Executor, scheduler: JobMonitor, backlog: Backlog,
-    start: Callable[[], bool], *, wait: bool
-) -> Mapping[str, RunState]:  # fmt: skip
+@dataclass(frozen=True)
+class _Command:
+    """A command that runs ``plan``: where, whether it waits for the runs, and what it learns from Slurm meanwhile."""
+
+    paths: SweepPaths
+    plan: Plan
+    target: Target
+    executor: Executor
+    wait: bool
+    scheduler: JobMonitor
+    backlog: Backlog
+
+
+def _run_started(command: _Command, start: Callable[[_Command], bool]) -> Mapping[str, RunState]:
     """Start runs, watch them, and return the state of every run. ``start`` returns whether any run is running or waiting."""
+    paths, plan, executor, backlog = command.paths, command.plan, command.executor, command.backlog
     with order_lock(paths):
-        active = start()
+        active = start(command)
         to_submit = resume_command(paths, plan, failed=backlog.policy == "failed")
-        if backlog and not wait:
+        if backlog and not command.wait:
             raise SystemFault(f"not every run has a job. When jobs have ended, this submits the rest:\n  {to_submit}")
         if active and executor == "local":
             start_queue(paths)
     try:
         if executor == "debug":
             run_in_foreground(paths)
-        if active and wait:
-            _watch(paths, plan, target, executor, scheduler, backlog)
+        if active and command.wait:
+            _watch(command)
     except KeyboardInterrupt:
         if executor == "debug":
             print_next_commands(suggest_after(paths, plan, read_states(paths, plan)))
         else:
             print_left_running(paths, plan, to_submit if backlog else "")
         raise
-    return _close_and_read(paths, plan, scheduler.look(open_submissions(paths)))
+    return _close_and_read(paths, plan, command.scheduler.look(open_submissions(paths)))
 
 
-def _watch(
-    paths: SweepPaths, plan: Plan, target: Target, executor: Executor, scheduler: JobMonitor, backlog: Backlog
-) -> None:
+def _watch(command: _Command) -> None:
+    paths, plan, target, scheduler = command.paths, command.plan, command.target, command.scheduler
     with open_view(plan) as view:
         if isinstance(target, Cluster):
             timeout = PendingTimeout(target.profile.max_pending_minutes)
-            retry = InfrastructureRetry(paths, plan, target, scheduler, backlog)
+            retry = InfrastructureRetry(paths, plan, target, scheduler, command.backlog)
             watch_slurm(paths, plan, view, scheduler, timeout, retry)
         else:
-            watch_host(paths, plan, view, restart_queue=executor == "local")
+            watch_host(paths, plan, view, restart_queue=command.executor == "local")
 
 
-def _start_runs(
-    paths: SweepPaths,
-    plan: Plan,
-    target: Target,
-    policy: Policy,
-    scheduler: JobMonitor,
-    backlog: Backlog,
-    *,
-    wait: bool,
-) -> bool:
-    """Write ``plan`` and submit the runs that may start. Return whether any run is running or waiting now.
+def _start_runs(command: _Command) -> bool:
+    """Write the plan and submit the runs that may start. Return whether any run is running or waiting now.
 
     Raises:
         InputError: the sweep is running under another plan, or has results of another recipe.
     """
+    paths, plan, target, policy = command.paths, command.plan, command.target, command.backlog.policy
     # Ask Slurm with any executor, because an earlier plan of this name may have jobs.
-    jobs = poll_jobs(paths, scheduler)
+    jobs = poll_jobs(paths, command.scheduler)
     live = sum(len(run_ids) for _, run_ids in live_runs(paths, jobs))
     if live and not is_planned(paths, plan):
         message = f"sweep {plan.name!r} is already running with another plan ({count('run', live)} running or waiting)"
@@ -157,32 +158,31 @@ def _start_runs(
     write_plan(paths, plan)
     states = _close_and_read(paths, plan, jobs)
     orders = attempts_to_begin(plan, states, target, policy)
-    if isinstance(target, Cluster) and wait:
+    if isinstance(target, Cluster) and command.wait:
         # An earlier command that was killed while it watched may have left retries.
         orders = _merge_orders(orders, attempts_to_begin(plan, states, target, "infrastructure"))
     _delete_stale_orders(paths, plan, jobs)
     for folder in (paths.root.parent, paths.root) if orders else ():
         warn_shared_store(folder)
-    _submit(paths, plan, target, orders, states, scheduler, backlog)
-    return bool(orders) or any(state.alive for state in states.values())
+    return _submit(command, orders, states)
 
 
-def _submit(
-    paths: SweepPaths, plan: Plan, target: Target, orders: Sequence[BundleOrder], states: Mapping[str, RunState],
-    scheduler: JobMonitor, backlog: Backlog
-) -> None:  # fmt: skip
+def _submit(command: _Command, orders: Sequence[BundleOrder], states: Mapping[str, RunState]) -> bool:
+    """Submit ``orders``. Return whether any run is running or waiting now."""
+    paths, plan, target = command.paths, command.plan, command.target
     submitted = Submitted()
     if isinstance(target, Cluster) and orders:
         _check_store(paths)
         nodes = nodes_to_avoid(states, orders, target)
-        submitted = enqueue(paths, plan, orders, target, scheduler, nodes)
+        submitted = enqueue(paths, plan, orders, target, command.scheduler, nodes)
         print_excluded_nodes(submitted.avoided)
     elif not isinstance(target, Cluster):
         write_orders(paths, orders)
         with report_disk_errors(paths):
             sync_file_system(paths.root)
-    backlog.replace(submitted)
+    command.backlog.replace(submitted)
     print_orders(paths, states, orders, runs_of_other_plans(paths, plan), submitted)
+    return bool(orders) or any(state.alive for state in states.values())
 
 
 def _judge_needed_runs(paths: SweepPaths, plan: Plan, states: Mapping[str, RunState]) -> frozenset[str]:
@@ -197,18 +197,16 @@ def _judge_needed_runs(paths: SweepPaths, plan: Plan, states: Mapping[str, RunSt
     return read_needed_runs(paths, plan, states)
 
 
-def _start_needed_runs(
-    paths: SweepPaths, plan: Plan, target: Target, needed: Set[str], scheduler: JobMonitor, backlog: Backlog
-) -> bool:
+def _start_needed_runs(needed: Set[str], command: _Command) -> bool:
     """Submit the runs in ``needed``. Return whether any run is running or waiting now."""
+    paths, plan = command.paths, command.plan
     # Another command may have been faster, or planned the sweep again.
     if not is_planned(paths, plan):
         return False
-    states = _close_and_read(paths, plan, poll_jobs(paths, scheduler))
+    states = _close_and_read(paths, plan, poll_jobs(paths, command.scheduler))
     planned = {run_id: RunState(run_id, "PLANNED", 1) for run_id in needed - states.keys()}
-    orders = attempts_to_begin(plan, planned, target, "new")
-    _submit(paths, plan, target, orders, {**states, **planned}, scheduler, backlog)
-    return bool(orders) or any(state.alive for state in states.values())
+    orders = attempts_to_begin(plan, planned, command.target, "new")
+    return _submit(command, orders, {**states, **planned})
 
 
 def _check_results_stay(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
