@@ -12,12 +12,12 @@ import sqlite3
 import subprocess
 import tempfile
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from analysis.report.sections.tables import table
 from launch.common.grouped import grouped
@@ -31,6 +31,17 @@ WORK_TABLES = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")
 """The device's work, each a table CUPTI_ACTIVITY_KIND_<name>. With ``--cuda-graph-trace=graph`` a replay is one row of the last."""
 _THREAD_BITS = 24
 """The lowest bits of a global thread id, which number the thread. The others number its process."""
+_WORK = "SELECT start, end, deviceId, globalPid >> ?, correlationId FROM "
+_CALLS = (
+    "SELECT start, end, globalTid >> ?, correlationId, value FROM CUPTI_ACTIVITY_KIND_RUNTIME "
+    "JOIN StringIds ON id = nameId ORDER BY start"
+)
+_RANGES = (
+    "SELECT start, end, globalTid >> ?, coalesce(text, value) AS name FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId "
+    "WHERE end IS NOT NULL AND name IS NOT NULL ORDER BY start, end DESC"
+)
+"""The ranges that have a name and an end, outer ones first. Marks have no end."""
+Row = TypeVar("Row")
 
 
 class Span(NamedTuple):
@@ -122,8 +133,10 @@ def _export(file: Path, to: Path) -> Path:
 def _read_sqlite(database: Path, file: Path) -> NsysProfile:
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            work = {name: list(_read_work(connection, name)) for name in WORK_TABLES}
-            calls, ranges = list(_read_calls(connection)), list(_read_ranges(connection))
+            kinds = {name: f"CUPTI_ACTIVITY_KIND_{name}" for name in WORK_TABLES}
+            work = {name: _read(connection, kind, _WORK + kind, Work._make) for name, kind in kinds.items()}
+            calls = _read(connection, "CUPTI_ACTIVITY_KIND_RUNTIME", _CALLS, Call._make)
+            ranges = _read(connection, "NVTX_EVENTS", _RANGES, Range._make)
     except sqlite3.DatabaseError as error:
         fix = "export it again: nsys export --type sqlite"
         raise input_error(f"--nsys {file}", f"not an export of Nsight Systems: {error}", fix) from None
@@ -132,33 +145,10 @@ def _read_sqlite(database: Path, file: Path) -> NsysProfile:
     return describe_profile(work, calls, ranges)
 
 
-def _read_work(connection: sqlite3.Connection, name: str) -> Iterator[Work]:
-    if _has(connection, f"CUPTI_ACTIVITY_KIND_{name}"):
-        query = f"SELECT start, end, deviceId, globalPid >> ?, correlationId FROM CUPTI_ACTIVITY_KIND_{name}"
-        yield from map(Work._make, connection.execute(query, (_THREAD_BITS,)))
-
-
-def _read_calls(connection: sqlite3.Connection) -> Iterator[Call]:
-    if _has(connection, "CUPTI_ACTIVITY_KIND_RUNTIME"):
-        query = (
-            "SELECT start, end, globalTid >> ?, correlationId, value FROM CUPTI_ACTIVITY_KIND_RUNTIME "
-            "JOIN StringIds ON id = nameId ORDER BY start"
-        )
-        yield from map(Call._make, connection.execute(query, (_THREAD_BITS,)))
-
-
-def _read_ranges(connection: sqlite3.Connection) -> Iterator[Range]:
-    """Yield the ranges that have a name and an end, outer ones first. Marks have no end."""
-    if _has(connection, "NVTX_EVENTS"):
-        query = (
-            "SELECT start, end, globalTid >> ?, coalesce(text, value) AS name FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId "
-            "WHERE end IS NOT NULL AND name IS NOT NULL ORDER BY start, end DESC"
-        )
-        yield from map(Range._make, connection.execute(query, (_THREAD_BITS,)))
-
-
-def _has(connection: sqlite3.Connection, name: str) -> bool:
-    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
+def _read(connection: sqlite3.Connection, kind: str, query: str, make: Callable[[Iterable[Any]], Row]) -> list[Row]:
+    """Return the rows of ``query``, or none if the profile lacks the table ``kind``."""
+    is_there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (kind,)).fetchone()
+    return [make(row) for row in connection.execute(query, (_THREAD_BITS,))] if is_there else []
 
 
 # --- what it says ---------------------------------------------------------------------------------------------------
