@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import torch
 from megatron.bridge.models.gpt_provider import GPTModelProvider
@@ -88,36 +89,43 @@ def configuration() -> ConfigContainer:
     )
 
 
+COMMON: dict[str, Any] = {
+    "num_layers": 4,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_query_groups": 8,
+    "normalization": "RMSNorm",
+    "activation_func": torch.nn.functional.silu,
+    "gated_linear_unit": True,
+    "add_bias_linear": False,
+    "hidden_dropout": 0.0,
+    "share_embeddings_and_output_weights": False,
+    # Shared graphs overwrite gradients that are accumulated by a fused kernel.
+    "gradient_accumulation_fusion": False,
+    "cross_entropy_loss_fusion": False,  # Deterministic mode requires this.
+    "make_vocab_size_divisible_by": 128,
+    "bf16": True,
+    "params_dtype": torch.bfloat16,
+    "pipeline_dtype": torch.bfloat16,
+}
+"""Settings that this model shares with that of megatron_bridge_vision.py."""
+
+
 def model() -> GPTModelProvider:
-    """Four layers of sixteen experts each, without fused accumulation of gradients, which shared graphs overwrite."""
+    """Return four layers of sixteen experts each."""
     return GPTModelProvider(
-        num_layers=4,
-        hidden_size=1024,
+        **COMMON,
         ffn_hidden_size=1024,
-        num_attention_heads=16,
-        num_query_groups=8,
         num_moe_experts=16,
         moe_router_topk=4,
         moe_ffn_hidden_size=512,
         moe_grouped_gemm=True,
         moe_token_dispatcher_type="alltoall",
-        normalization="RMSNorm",
-        activation_func=torch.nn.functional.silu,
-        gated_linear_unit=True,
         position_embedding_type="rope",
         rotary_base=500000,
-        add_bias_linear=False,
         attention_dropout=0.0,
-        hidden_dropout=0.0,
-        share_embeddings_and_output_weights=False,
-        gradient_accumulation_fusion=False,
-        cross_entropy_loss_fusion=False,  # Deterministic mode requires this.
         seq_length=LENGTH,
         vocab_size=None,
-        make_vocab_size_divisible_by=128,
-        bf16=True,
-        params_dtype=torch.bfloat16,
-        pipeline_dtype=torch.bfloat16,
     )
 
 

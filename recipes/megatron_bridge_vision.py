@@ -14,7 +14,7 @@ from megatron.bridge.models.qwen_vl.qwen3_vl_step import forward_step
 from megatron.bridge.training.pretrain import pretrain
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 from megatron.bridge.training.utils.visual_inputs import GenericVisualInputs
-from megatron_bridge_moe import VOCABULARY, configuration, read_overrides
+from megatron_bridge_moe import COMMON, VOCABULARY, configuration, read_overrides
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 
 LENGTH = 512
@@ -33,27 +33,12 @@ def main() -> None:
 
 def model() -> Qwen3VLModelProvider:
     return Qwen3VLModelProvider(
-        num_layers=4,
-        hidden_size=1024,
+        **COMMON,
         ffn_hidden_size=2816,
-        num_attention_heads=16,
-        num_query_groups=8,
         kv_channels=64,
         mrope_section=[12, 10, 10],
-        normalization="RMSNorm",
-        activation_func=torch.nn.functional.silu,
-        gated_linear_unit=True,
-        add_bias_linear=False,
-        hidden_dropout=0.0,
-        share_embeddings_and_output_weights=False,
-        gradient_accumulation_fusion=False,
-        cross_entropy_loss_fusion=False,  # Deterministic mode requires this.
         seq_length=LENGTH,
         language_max_sequence_length=LENGTH,
-        make_vocab_size_divisible_by=128,
-        bf16=True,
-        params_dtype=torch.bfloat16,
-        pipeline_dtype=torch.bfloat16,
         image_token_id=IMAGE,
         video_token_id=VIDEO,
         vision_start_token_id=START,
