@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from launch.engines.megatron import weight_map
+from launch.engines.megatron.init import weight_map
 
 OWN_NORM = {"norm.weight": ("mamba.input_norm.weight", "whole")}
 """The norm of a Mamba layer, which Transformer Engine puts into the first linear layer."""

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from launch.contract.spec import Model
-from launch.engines.megatron.weight_map import Layout, _whole_shapes, named_origins
+from launch.engines.megatron.init.weight_map import Layout, _whole_shapes, named_origins
 from launch.engines.torch_native.parallel.process_groups import Group
 
 

@@ -26,8 +26,8 @@ from launch.contract.errors import EnvironmentFault, UnsupportedError
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
 from launch.engines.megatron.build import build, check_release
-from launch.engines.megatron.mamba_weights import mamba_weights
-from launch.engines.megatron.weight_map import Layout, Origin, find_origin, to_megatron
+from launch.engines.megatron.init.mamba_weights import mamba_weights
+from launch.engines.megatron.init.weight_map import Layout, Origin, find_origin, to_megatron
 from launch.engines.profile_ranges import RANGES
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine

@@ -25,6 +25,7 @@ from launch.engines.lr_schedule import learning_rate
 from launch.engines.megatron.ddp_hooks import wrap_with_ddp
 from launch.engines.megatron.device_norm import norm_on_device
 from launch.engines.megatron.graphs import make_runner
+from launch.engines.megatron.init.weight_map import draw_weights
 from launch.engines.megatron.mends import MENDS
 from launch.engines.megatron.model import (
     Configuration,
@@ -39,7 +40,6 @@ from launch.engines.megatron.router_bias import router_bias_converted, uses_prod
 from launch.engines.megatron.schedule import Schedule, to_scalar
 from launch.engines.megatron.side_stream import on_stream, use_side_stream
 from launch.engines.megatron.step_check import MegatronStep
-from launch.engines.megatron.weight_map import draw_weights
 from launch.engines.profile_ranges import RANGES
 from launch.engines.protocol import CheckableStep, RankPlace, StepResult
 from launch.engines.torch_native.parallel.process_groups import Group

@@ -40,7 +40,7 @@ def has_apex_kernel() -> bool:
 
 
 def make_config(spec: RunSpec, layers: Layers, device: torch.device) -> Configuration:
-    """Return Megatron-Core's configuration. It leaves weights uninitialized, because weight_map.py draws them."""
+    """Return Megatron-Core's configuration. It leaves weights uninitialized, because init/weight_map.py draws them."""
     fields: dict[str, Any] = transformer_settings(spec, layers)
     fields["gradient_accumulation_fusion"] &= has_apex_kernel()
     fields |= {name: value for name, value in model_settings(spec).items() if name.startswith("yarn_")}

@@ -16,7 +16,7 @@ from torch import nn
 
 from launch.contract.errors import UnsupportedError
 from launch.contract.spec import Model
-from launch.engines.megatron.mamba_weights import MAMBA_PARAMETERS, mamba_weights
+from launch.engines.megatron.init.mamba_weights import MAMBA_PARAMETERS, mamba_weights
 from launch.engines.torch_native.decoder import Decoder
 from launch.engines.torch_native.init.initial_weights import initial_weights
 from launch.engines.torch_native.layers.build_context import BuildContext
