@@ -75,7 +75,7 @@ def _reader_of(file: Path) -> Callable[[Path], Iterator[Row]] | None:
 
 
 def _read_log(path: Path) -> Iterator[Row]:
-    """Yield the steps that lines of a log show. Count them if the log numbers none, else skip lines without a number."""
+    """Yield the steps that a log shows. If no line has a step number, count the lines; else skip lines without one."""
     rows: list[Row] = []
     bars: list[int | None] = []
     ranks: set[str] = set()
@@ -94,7 +94,7 @@ def _read_log(path: Path) -> Iterator[Row]:
                     f"{at}: the file ends in {line[-40:]!r}, which may lack digits; end this line, or delete it"
                 )
             rows.append((at, settings | {str(name): text for name, text in said.items()}))
-            # Only lines without numbers need these, and finding them takes long.
+            # Only lines without a step number need these, and finding them takes long.
             if "step" not in said:
                 ranks.update(rank[0] for rank in _RANK.finditer(line))
                 bars.append(int(found[1]) if (found := _BAR.search(line)) else None)
@@ -122,7 +122,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str, bool]]:
 
 
 def _counted(rows: Sequence[Row], bars: Sequence[int | None]) -> list[Row]:
-    """Return the rows that count as steps, of rows without numbers of steps.
+    """Return the rows that are steps, given rows without step numbers.
 
     Raises:
         CurveError: a progress bar leaves out steps, or the log shows each step twice.
@@ -137,10 +137,10 @@ def _counted(rows: Sequence[Row], bars: Sequence[int | None]) -> list[Row]:
 
 
 def _drawn_last(rows: Sequence[Row], bars: Sequence[int | None]) -> list[Row]:
-    """Return the rows, but of those that a progress bar draws at one of its positions only the last.
+    """Return the rows. Where a progress bar was drawn several times at one position, return only the last of these rows.
 
     Raises:
-        CurveError: a bar leaves out steps. Which ones depends on the time, and not on the step.
+        CurveError: a bar leaves out steps. It draws by time, so it does not leave out the same steps in each run.
     """
     kept: list[Row] = []
     for (at, row), before, bar in zip(rows, (None, *bars), bars, strict=False):
@@ -165,7 +165,7 @@ def _read_trainer_state(path: Path) -> Iterator[Row]:
 
 
 def _with_loss(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of training steps, which have a loss. A Trainer's summary names its mean loss otherwise."""
+    """Return the rows of training steps, which have a loss. A Trainer's summary has another name for its mean loss."""
     names = dict.fromkeys(str(name) for _, row in rows for name in row)
     loss = "loss" if "loss" in names else next((name for name in names if column_of(name) == "loss"), "loss")
     return [(at, _known(row)) for at, row in rows if loss in row]

@@ -26,8 +26,8 @@ PARTS: Mapping[str, Held] = {
     "tensors": "allocated", "graph pools": "pool", "unused blocks": "cached", "outside of the allocator": "outside",
 }  # fmt: skip
 Bytes = tuple[int, ...]
-"""The bytes of each of PARTS. Memory that the allocator reserved, but that torch does not count, goes to graph
-pools first."""
+"""The bytes of each of PARTS. What the allocator reserved beyond torch's allocated bytes counts as graph pools, up to their size,
+and the rest as unused blocks."""
 
 
 @dataclass(frozen=True)

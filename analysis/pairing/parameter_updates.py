@@ -84,9 +84,9 @@ def _known_changes(
 
 
 def doubt_updates(eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) -> Verdict | None:
-    """Return INCONCLUSIVE if less changes than in any eager run, or other state ends far from where eager runs end.
+    """Return INCONCLUSIVE if fewer tensors change than in any eager run, or if other state ends far from where eager runs end.
 
-    It doubts only a pass. ``repeats`` are all comparable eager runs.
+    Only a verdict that passes may be doubted. ``repeats`` are all comparable eager runs.
     """
     for rank, (own, found) in _known_changes([eager, *repeats], graphed).items():
         doubt = _doubt_unchanged(rank, own, found) or _doubt_tensors(rank, own, found) or doubt_values(rank, own, found)

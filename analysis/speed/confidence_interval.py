@@ -42,13 +42,13 @@ MINIMUM_PAIRS = 2
 WIDEST_GAP = 0.2
 """The largest difference of two speeds that a verdict from few pairs allows for, in logarithms."""
 UNSEEN = 0.02
-"""In a family, how likely the pairs of a cell may agree by chance before the differences of all cells' pairs count."""
+"""If the pairs of a cell agree by chance with a larger probability, the interval also depends on how all cells' pairs differ."""
 SEEN_DEGREES = 4
 """The degrees of freedom from which cells show whether runs have two speeds."""
 BEYOND = 1.1
 """The factor by which a ratio must exceed a difference of speeds, because both have noise."""
 MOST_PAIRS = 50
-"""Never advise more: it is better to remove noise that needs them."""
+"""The most pairs to advise. If noise needs more, it is better to remove the noise."""
 WIDEST = 35.0
 """The largest half width. No logarithm of a ratio of step times is as large (analysis/speed/steady_window.py)."""
 
@@ -76,7 +76,7 @@ class EvenSplit:
         return max(half, self.gap(pairs))
 
     def gap(self, pairs: int) -> float:
-        """Return the least half width of the interval over ``pairs`` pairs, which two speeds of runs ask for."""
+        """Return the least half width of the interval over ``pairs`` pairs, which runs of two speeds require."""
         return BEYOND * WIDEST_GAP if agreement(self.cells, pairs) > ALPHA else 0.0
 
 
@@ -112,7 +112,7 @@ class Family:
         return max(self._by_noise(deviation, pairs), self.gap(pairs))
 
     def gap(self, pairs: int) -> float:
-        """Return the least half width of the interval over ``pairs`` pairs, which two speeds of runs ask for."""
+        """Return the least half width of the interval over ``pairs`` pairs, which runs of two speeds require."""
         if agreement(self.sharing, pairs) <= (ALPHA if self.cells == 1 else UNSEEN):
             return 0.0
         # If one of several pairs has another speed than the rest, the square root times the deviation is the gap.

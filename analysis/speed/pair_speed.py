@@ -167,7 +167,7 @@ def _figures(pair: PairSpeed, timed: Timed, outliers_kept: str, eager_only: Inte
     )
 
 
-def overlaps(first: PairSpeed, second: PairSpeed) -> PairSpeed:
+def pair_of_graphed(first: PairSpeed, second: PairSpeed) -> PairSpeed:
     """Return a pair of the graphed runs of two pairs that share an eager run. The run of ``first`` is the baseline."""
     return PairSpeed(
         ratio=first.graphed_ms / second.graphed_ms,

@@ -13,9 +13,9 @@ step of another phase may interrupt the window. Three rules apply in this order:
    other that noise explains it with a probability below ``CHANCE`` (sign test over all pairs of the cell). Behaviour counts in
    full. Otherwise a graphed run that takes twice as long every tenth step would look as fast as its better steps.
 
-Outliers must not change the verdict, so analysis/speed/speed_verdict.py also checks it over all steps of the window. Settling happens
-once and is part of the cost of a capture. The figure of a run is the mean of its window, not the median: training pays for
-every step, and a median hides a second mode.
+Outliers must not change the verdict, so analysis/speed/speed_verdict.py also checks it over all steps of the window. Settling
+happens once and is part of the cost of a capture. The figure of a run is the mean of its window, not the median: training pays
+for every step, and a median hides a second mode.
 """
 
 from __future__ import annotations

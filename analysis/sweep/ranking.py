@@ -19,7 +19,7 @@ from analysis.limits.throttling import Throttling, least_beside
 from analysis.records.provenance import differing_fields
 from analysis.records.run import attempts_of
 from analysis.speed.confidence_interval import MINIMUM_PAIRS, Correction, EvenSplit, families, interval_of
-from analysis.speed.pair_speed import PairSpeed, overlaps
+from analysis.speed.pair_speed import PairSpeed, pair_of_graphed
 from analysis.speed.ratios import ratios_of
 from analysis.speed.speed_verdict import BAND, SpeedVerdict, classify
 from analysis.speed.step_time import StepTime
@@ -265,7 +265,7 @@ def _pair_by_repeat(fast: CellResult, slow: CellResult) -> list[PairSpeed]:
     repeats = sorted(
         repeat for repeat in faster if repeat in slower and faster[repeat].allocation == slower[repeat].allocation
     )
-    return [overlaps(slower[repeat], faster[repeat]) for repeat in repeats]
+    return [pair_of_graphed(slower[repeat], faster[repeat]) for repeat in repeats]
 
 
 def _front(points: Sequence[Point]) -> set[Point]:

@@ -21,7 +21,7 @@ from launch.contract.records.step_metrics import METRICS, Metric
 Curves = Mapping[str, Steps]
 
 AHEAD = 10
-"""The steps after a step before the capture that show its noise too."""
+"""How many later steps show the noise of a step before the capture too."""
 _AGAIN = "run the pair again, since the comparison needs every step of both runs"
 _TRAIN = "make eager training stable first: lower the learning rate, or change the data"
 
