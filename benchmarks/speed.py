@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,9 +77,7 @@ class Row:
         return f"{self.name:42} {median:8.2f} s {slowest:8.2f} s {self.peak_bytes / 2**20:7.0f} MiB   {self.promise}"
 
 
-def measure(
-    name: str, promise: str, command: Sequence[str], repeats: int, before: Callable[[], None] = lambda: None
-) -> Row:
+def measure(name: str, promise: str, command: Sequence[str], repeats: int) -> Row:
     """Run ``command`` once to warm the disk's cache, then ``repeats`` times.
 
     Raises:
@@ -88,7 +86,6 @@ def measure(
     os.sync()  # Write the prepared files back now, not during the measurement.
     seconds, peak = [], 0
     for turn in range(repeats + 1):
-        before()
         with subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as process:

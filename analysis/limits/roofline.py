@@ -1,10 +1,11 @@
 """The hardware's limit of a step: its work at the rates that its own GPUs reached (a roofline; Williams et al. 2009,
 10.1145/1498765.1498785).
 
-The upper bound of a speed-up is the baseline's own GPU-busy time, which a slow kernel lengthens. This limit is not made of
-kernels. Each kind of work (step_work.py) takes the longer of its operations at the rate of a large matrix product and its bytes
-at the bandwidth of a large copy. The limit is the sum over kinds, for the pipeline stage with the most. Communication, waiting
-and the bubble of a pipeline take no time in it. A step that overlaps one kind of work with another can be shorter.
+The upper bound of a speed-up is the baseline's own GPU-busy time, which a slow kernel lengthens. This limit does not depend on
+kernels. Each kind of work (step_work.py) takes the longer of two times: its operations at the rate of a large matrix product,
+and its bytes at the bandwidth of a large copy. The limit is the sum over kinds, for the pipeline stage with the most.
+Communication, waiting and the bubble of a pipeline take no time in it. A step that overlaps one kind of work with another can
+be shorter.
 
 Rates are the best over all ranks of all runs of the cell. Ranks measure them after their last step, in a burst of a few
 milliseconds, in which clocks are higher than in a long step under a power cap.

@@ -2,10 +2,9 @@
 
 Graphs remove the host's cost and leave the device's work. With T the baseline's step and B the time its device is busy, the
 upper bound is T / B. Kernels that communicate are busy while they wait for other ranks, whose hosts may be late; graphs remove
-that wait, so B is not a bound then. C, the time
-without these kernels, is a bound: a step takes at least C, plus the time for passing data and waiting for other ranks'
-computation. With several ranks, B is that of the least busy one, whose device is idle while
-the others wait for it.
+that wait, so B is not a bound then. C, the time without these kernels, is a bound: a step takes at least C, plus the time for
+passing data and waiting for other ranks' computation. With several ranks, B is that of the least busy one, whose device is idle
+while the others wait for it.
 
 A graphed step's duration comes from its timed steps, since tracing disturbs replay. All other times are milliseconds per step of
 the slowest rank. Steps are timed on rank 0, as for the speed-up (analysis/speed/speedup.py). Over repeats, times are geometric
@@ -233,7 +232,7 @@ def eager_step(attempts: Sequence[Attempt], ranks: int) -> EagerStep | str:
 
 
 def _timed_eager(attempts: Sequence[Attempt], ranks: int, step_ms: float | None = None) -> EagerStep | str:
-    """Return the same without checking it against its kernels. ``step_ms`` is the step time of the pairs, if there are any."""
+    """Do what :func:`eager_step` does, without comparing the step with its kernels. ``step_ms`` is the pairs' step time, if known."""
     sound = [attempt for attempt in attempts if is_sound(attempt)]
     if not sound:
         return "no eager run ended with complete records"
@@ -314,6 +313,4 @@ def _implausible(step: EagerStep) -> str:
         for name, value in times.items()
         if not (math.isfinite(value) and value > 0)
     ]
-    if wrong:
-        return f"times must be positive, but the eager run has {', '.join(wrong)}"
-    return ""
+    return f"times must be positive, but the eager run has {', '.join(wrong)}" if wrong else ""

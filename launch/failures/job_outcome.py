@@ -17,7 +17,7 @@ def make_outcome(
 
 
 def outcome_of_job(evidence: Evidence, nodes: str, allocation: str, started: float, now: float) -> Outcome:
-    """Return the outcome of an attempt without one whose job has ended, because Slurm also ended its supervisor.
+    """Return the outcome of an attempt whose supervisor wrote none, because Slurm ended it with the job.
 
     The ranks' records decide if they explain the end; otherwise the job's state decides. ``nodes`` are the job's nodes, as
     Slurm writes them.

@@ -1,7 +1,7 @@
 """Run sbatch, and end it where it would ask again: ``python sbatch_once.py SCRIPT``.
 
 If Slurm's queue is full (MaxJobCount), sbatch asks again for two minutes. The caller waits better: it says what it waits for, and
-nobody else waits for it meanwhile.
+keeps no other command waiting.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ def test_clocks_under_load_are_those_of_a_gpu_at_work() -> None:
     clocks = PhaseClocks(DEVICE)
     assert clocks.unknown == ""
     work(1.0)
-    clocks.turn()
+    clocks.end_phase()
     work(5.0)
-    passed = clocks.turn()
+    passed = clocks.end_phase()
     print(passed)
     assert passed
     assert passed.seconds == pytest.approx(5.0, abs=1.0)

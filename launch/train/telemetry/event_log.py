@@ -57,7 +57,7 @@ class Recorder:
         self.write(
             "phase",
             memory=memory.with_earlier_peaks(memory.sample(self.device), self._earlier),
-            clocks=self._turn_clocks(),
+            clocks=self._clocks_of_phase(),
             seconds=now - self._entered,
         )
         self._earlier.clear()
@@ -69,10 +69,10 @@ class Recorder:
             self._peaks_reset = False
             self.note("host memory peaks cannot be reset here, so they cover the process and not a phase")
 
-    def _turn_clocks(self) -> Clocks | None:
+    def _clocks_of_phase(self) -> Clocks | None:
         """Return the clocks of the phase that ends, or None on a CPU, for the first phase, or if unknown."""
         if self._clocks is not None:
-            return self._clocks.turn()
+            return self._clocks.end_phase()
         if self.device.type == "cuda":
             self._clocks = PhaseClocks(self.device)
             if self._clocks.unknown:

@@ -163,7 +163,7 @@ class PhaseClocks:
         if self._last and not self._last.counted:
             self.unknown = "NVML counts no throttling of this GPU"
 
-    def turn(self) -> Clocks | None:
+    def end_phase(self) -> Clocks | None:
         """Return the clocks since the last reading, or None if the GPU cannot be read."""
         if self._gpu is None or self._last is None:
             return None

@@ -76,7 +76,7 @@ class Event:
 
 class Clocks:
     def __init__(self, device): self.unknown = ""
-    def turn(self): return None
+    def end_phase(self): return None
 
 class Trace:
     def end(self, steps): return Probed(Probe(1.0, 10.0, 1.0, 1.0, None), kernels_of([], steps))
