@@ -129,8 +129,8 @@ class GraphedStep(ABC):
         """
         return StepOutput(self._forward_backward(batch))
 
-    def replay_again(self, batch: torch.Tensor) -> StepOutput:
-        """Compute a step from the graphs an additional time, for a step check.
+    def counted_replay(self, batch: torch.Tensor) -> StepOutput:
+        """Run a step from the graphs, and add its replays to the expected ones. A step check runs its step twice.
 
         Args:
             batch: int64 (microbatches, microbatch size, sequence + 1).
@@ -161,9 +161,7 @@ class GraphedStep(ABC):
         if self._captured_batch is not None:
             # Without this check, a replay would silently read a part of another batch, or Dynamo would recompile.
             check_input("the batch", self._captured_batch, batch)
-            output = self.replay(batch)
-            self._expected_replays += self.replays_per_step
-            return output, "steady"
+            return self.counted_replay(batch), "steady"
         output = self.capture(batch)
         self._captured_batch = batch
         if self.replays_capture_step:

@@ -134,7 +134,7 @@ def drawing(owner: type[TorchCallables | TransformerEngineCallables]) -> Abstrac
         torch.rand(7)
         return make(*arguments)
 
-    return mock.patch.object(owner, "make_callables", staticmethod(draw))
+    return mock.patch.object(owner, "make_callables", draw)
 
 
 @contextmanager

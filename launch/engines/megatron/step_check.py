@@ -64,7 +64,7 @@ class MegatronStep:
         return generators_of_steps(self.schedule.device)
 
     def replay(self, batch: torch.Tensor) -> None:
-        self._run(lambda: self.runner.replay_again(batch).grad_norm)
+        self._run(lambda: self.runner.counted_replay(batch).grad_norm)
         self._replayed = self._count_choices()
         self._counts = {name: tuple(router.counted.made) for name, router in self._observed().items()}
 

@@ -70,7 +70,7 @@ class TorchNativeStep:
 
     def replay(self, batch: torch.Tensor) -> None:
         with self._holding_others(), self._keeping_routing():
-            norm = self.runner.replay_again(batch).grad_norm
+            norm = self.runner.counted_replay(batch).grad_norm
         self._norm = self.train_step.optimizer.norm() if norm is None else norm
 
     def recompute(self, batch: torch.Tensor, repeated: Mapping[str, torch.Tensor]) -> None:

@@ -21,8 +21,7 @@ from launch.engines.packages import import_package
 from launch.engines.random_states import default_generators, random_states_kept
 from launch.engines.torch_native.decoder import RunLayer
 from launch.engines.torch_native.graphs.layer_parts import Part, assemble_layer, layer_parts
-from launch.engines.torch_native.parallel.pipeline_schedule import Action, in_flight_by_chunk
-from launch.engines.torch_native.products.products import Products
+from launch.engines.torch_native.parallel.pipeline_schedule import in_flight_by_chunk
 from launch.engines.torch_native.train_step import TrainStep
 
 WARMUP_PASSES = 3
@@ -67,13 +66,10 @@ class _LayerCallables(GraphedStep):
             # AccumulateGrad nodes keep the stream of this capture, which is harmless: a hook adds gradients on the pass's
             # stream.
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-            actions = self._train_step.pipeline.actions
             # The warm-up passes of callables draw numbers. Steps must continue with the numbers that the eager run would draw.
             modules = [module for chunk in self._train_step.chunks for module in chunk.modules()]
             with random_states_kept(default_generators(batch.device)), self._products.capture_of_layers(modules):
-                self._callables = self.make_callables(
-                    lambda chunk: self._parts_of(chunk, batch[0]), self._sample(), actions, self._products
-                )
+                self._callables = self.make_callables(lambda chunk: self._parts_of(chunk, batch[0]), self._sample())
             self._train_step.graphed = self._graphed
         self.graphs = sum(2 * len(calls) for in_flight in self._callables for calls in in_flight)
         self.replays_per_step = sum(len(in_flight[0]) for in_flight in self._callables) * self._microbatches
@@ -88,11 +84,8 @@ class _LayerCallables(GraphedStep):
         # Callables are in reference cycles, and their graphs hold communicators.
         gc.collect()
 
-    @staticmethod
     @abstractmethod
-    def make_callables(
-        parts_of_chunk: PartsOfChunk, sample: torch.Tensor, actions: Sequence[Action], products: Products
-    ) -> Callables:
+    def make_callables(self, parts_of_chunk: PartsOfChunk, sample: torch.Tensor) -> Callables:
         """Capture the parts of all chunks of this rank.
 
         Args:
@@ -151,13 +144,10 @@ class TorchCallables(_LayerCallables):
 
     mechanism = "torch.cuda.make_graphed_callables, a forward and a backward graph for each part"
 
-    @staticmethod
-    def make_callables(
-        parts_of_chunk: PartsOfChunk, sample: torch.Tensor, actions: Sequence[Action], products: Products
-    ) -> Callables:
+    def make_callables(self, parts_of_chunk: PartsOfChunk, sample: torch.Tensor) -> Callables:
         return [
             [_capture_microbatch(parts_of_chunk(chunk), sample) for _ in range(count)]
-            for chunk, count in enumerate(in_flight_by_chunk(actions))
+            for chunk, count in enumerate(in_flight_by_chunk(self._train_step.pipeline.actions))
         ]
 
 
@@ -166,10 +156,8 @@ class TransformerEngineCallables(_LayerCallables):
 
     mechanism = "transformer_engine.pytorch.make_graphed_callables, a forward and a backward graph for each part"
 
-    @staticmethod
-    def make_callables(
-        parts_of_chunk: PartsOfChunk, sample: torch.Tensor, actions: Sequence[Action], products: Products
-    ) -> Callables:
+    def make_callables(self, parts_of_chunk: PartsOfChunk, sample: torch.Tensor) -> Callables:
+        actions = self._train_step.pipeline.actions
         in_flight = in_flight_by_chunk(actions)
         chunks = [parts_of_chunk(chunk) for chunk in range(len(in_flight))]
         # Without a pipeline a single microbatch is in flight, and one set of callables serves all.
@@ -187,7 +175,7 @@ class TransformerEngineCallables(_LayerCallables):
             _order=order,
             _num_layers_per_chunk=[len(parts) for parts in chunks],
             _reuse_graph_input_output_buffers=True,
-            **products.callable_settings,
+            **self._products.callable_settings,
         )
         # Calls come in the order of samples: by chunk, then by microbatch.
         remaining = iter(calls)
