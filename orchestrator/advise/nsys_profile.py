@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from analysis.report.sections.tables import table
 from launch.common.grouped import grouped
+from launch.common.merged_duration import merged_duration
 from launch.contract.records.probe import WAITS
 from orchestrator.errors import input_error
 
@@ -198,12 +199,9 @@ def _describe_ranges(ranges: Sequence[Range], calls: Sequence[Call], work: Itera
 
 def _busy(work: Iterable[Work], window: Span | None = None) -> int:
     """Return the length of the union of ``work``, in the ``window`` if there is one."""
-    covered = end = 0
-    for one in sorted(work):
-        begins, ends = (max(one.start, window.start), min(one.end, window.end)) if window else (one.start, one.end)
-        covered += max(0, ends - max(begins, end))
-        end = max(end, ends)
-    return covered
+    if window is None:
+        return merged_duration((one.start, one.end) for one in work)
+    return merged_duration((max(one.start, window.start), min(one.end, window.end)) for one in work)
 
 
 # --- as text --------------------------------------------------------------------------------------------------------

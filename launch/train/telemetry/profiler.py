@@ -15,6 +15,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from launch.common.merged_duration import merged_duration
 from launch.contract.records.probe import HOST_STEPS, WAITS, Probe, Probed
 from launch.train.telemetry.kernel_times import kernels_of
 
@@ -112,12 +113,3 @@ def summarise(events: Iterable[Any], steps: int, host_ms: float | None) -> Probe
         host_ms=host_ms,
     )
     return Probed(found, kernels_of(kernels, steps))
-
-
-def merged_duration(intervals: Iterable[tuple[int, int]]) -> int:
-    """Return the length of the union of ``intervals`` (start, end)."""
-    covered = end = 0
-    for begins, ends in sorted(intervals):
-        covered += max(0, ends - max(begins, end))
-        end = max(end, ends)
-    return covered

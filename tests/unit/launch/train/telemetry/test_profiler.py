@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch._C._autograd import DeviceType
 
 import launch.train.telemetry.profiler
+from launch.common.merged_duration import merged_duration
 from launch.contract.records.probe import PROBED_STEPS, Probe
-from launch.train.telemetry.profiler import merged_duration, probe
+from launch.train.telemetry.profiler import probe
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (pair[0], sum(pair))))
 
