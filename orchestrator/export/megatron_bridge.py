@@ -17,6 +17,7 @@ from launch.megatron_config.transformer_config import (
     data_parallel_settings,
     model_settings,
     optimizer_settings,
+    parallel_sizes,
     transformer_settings,
 )
 
@@ -41,16 +42,14 @@ def _harness_flags(spec: RunSpec) -> dict[str, Any]:
 
     Later releases spell graph settings as 0.16 does, too.
     """
-    layout, training = spec.parallelism, spec.training
+    training = spec.training
+    sizes = parallel_sizes(spec.parallelism) | (
+        {"tensor_model_parallel_size": None} if _splits_layers_only(spec) else {}
+    )
     graph = {} if _captures_whole_layers(spec) else graph_settings(spec.cuda_graph, "0.16")
     null_tokenizer = {"--tokenizer_type": "NullTokenizer", "--vocab_size": spec.model.vocab_size - 1}
     flags = {
-        "--tensor_model_parallel_size": None if _splits_layers_only(spec) else layout.tp,
-        "--pipeline_model_parallel_size": layout.pp,
-        "--context_parallel_size": layout.cp,
-        "--virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
-        "--expert_model_parallel_size": layout.ep,
-        "--expert_tensor_parallel_size": layout.etp,
+        **{f"--{name}": size for name, size in sizes.items()},
         "--micro_batch_size": training.micro_batch_size,
         "--global_batch_size": training.global_batch_size,
         "--seq_length": training.sequence_length,
