@@ -28,8 +28,7 @@ class FailureClass:
 # These come from PyTorch's allocator, CUDA through PyTorch and Transformer Engine, NCCL, Triton, and cuBLAS for its workspace.
 _OUT_OF_MEMORY = (
     r"OutOfMemoryError|CUDA out of memory|CUDA (driver )?[Ee]rror: out of memory|Cuda failure.*out of memory"
-    r"|cudaErrorMemoryAllocation"
-    r"|Triton Error \[CUDA\]: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|cudaErrorMemoryAllocation|Triton Error \[CUDA\]: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
 )
 
 # The loader's messages about an incomplete shared object. In the caches of Inductor and Triton, the user may delete it.

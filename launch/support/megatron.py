@@ -452,8 +452,7 @@ RULES: tuple[Rule, ...] = (
         and spec.parallelism.vpp <= 1
         and spec.cuda_graph.implementation.extent == "step",
         fix="Set parallelism.batch_p2p_sync=false, or parallelism.pp=1, or parallelism.vpp=2 and "
-        "parallelism.schedule=interleaved, or "
-        "cuda_graph.impl=transformer_engine, or cuda_graph.impl=transformer_engine and "
+        "parallelism.schedule=interleaved, or cuda_graph.impl=transformer_engine, or cuda_graph.impl=transformer_engine and "
         "cuda_graph.scope=[moe_router, moe_preprocess].",
         source=f"{MCORE}pipeline_parallel/p2p_communication.py:395",
     ),

@@ -75,8 +75,7 @@ RULES: tuple[Rule, ...] = (
     MegatronRule(
         "capture.megatron_expert_sync", EXPERTS,
         "captured experts need drop-and-pad and dispatcher alltoall, since any other dispatch waits for the host (local "
-        "captures "
-        "whole layers, and so their experts too)",
+        "captures whole layers, and so their experts too)",
         _megatron_experts_wait,
         fix="Set cuda_graph.impl=transformer_engine and cuda_graph.scope=[attn, moe_router, moe_preprocess], or "
         "cuda_graph.impl=transformer_engine and cuda_graph.scope=[moe_router, moe_preprocess], or "
