@@ -39,10 +39,10 @@ from analysis.verdict.curve_evidence import Differences, MetricTests, measure_di
 from analysis.verdict.drift import drift_of_run, leaves_margin, rise_of_line
 from analysis.verdict.equivalence_test import estimate_of, mean_within
 from analysis.verdict.growth import late_growth
+from analysis.verdict.learning import describe_untrained
 from analysis.verdict.rungs import (
     SMALLER,
     ComparisonWindow,
-    describe_untrained,
     diverged,
     exceeds_margin,
     hides_difference,

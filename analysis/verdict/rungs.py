@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.records.steps import Floats, Integers, Steps
-from analysis.statistics.random_walk import fall_of
+from analysis.records.steps import Integers, Steps
 from analysis.verdict.completeness import Curves
 from analysis.verdict.curve_difference import METRIC_NAMES, Deviation, Sample, format_unequal
 from analysis.verdict.curve_evidence import CurveEvidence, MetricTests, bitwise_prefix
 from analysis.verdict.divergence import LASTING, SURE, SURE_ALONE, exceeds_margin_surely, is_certain_to_the_bit
 from analysis.verdict.equivalence_test import ALPHA
+from analysis.verdict.learning import describe_no_fall, describe_untrained
 from analysis.verdict.noise import NoiseFloor, noise_scale
 from analysis.verdict.step_test import find_hidden, spike_limit
 from analysis.verdict.verdict import CHECK_STEPS, DETERMINISTIC, REPEAT, Verdict
@@ -350,35 +350,4 @@ def _describe_unlearnt(window: ComparisonWindow) -> str:
     if (still := _describe_still(window)) or window.learnt:
         return still
     losses = np.mean([steps.loss[window.first :] for steps in window.eager.values()], axis=0)
-    return _describe_no_fall(losses, window.margins.loss)
-
-
-def _describe_no_fall(losses: Floats, margin: float) -> str:
-    """Describe why ``losses``, shape (steps,), do not show learning of more than ``margin``; return "" if they do.
-
-    Losses vary from batch to batch, and batches may depend on each other. The loss of a model that does not learn may then move
-    like a random walk.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        fall, half_width = fall_of(losses)
-    if fall - half_width > margin:
-        return ""
-    return (
-        f"the eager loss falls by {fall:.3g} +- {half_width:.3g} from the first part of the window to the last; the variation "
-        f"between batches hides whether it learns more than the margin of {margin:g}"
-    )
-
-
-def describe_untrained(eager: Sequence[Steps], first: int, metrics: Sequence[Metric], margin: float) -> str:
-    """Describe why the eager runs did not train from index ``first`` on; return "" if they did.
-
-    They did not train if their mean loss moves by at most ``margin``, or if all their gradient norms are 0.
-    """
-    losses = np.mean([steps.loss[first:] for steps in eager], axis=0)
-    moved = float(np.ptp(losses))
-    if len(losses) > 1 and not moved > margin:
-        moves = f"moves by no more than {moved:.3g}" if moved else "does not move"
-        return f"the eager loss {moves} over the window, so the model hardly trains"
-    if "grad_norm" in metrics and not any(steps.grad_norm[first:].any() for steps in eager):
-        return "the eager gradient norm is 0 at every step, so the model does not train"
-    return ""
+    return describe_no_fall(losses, window.margins.loss)
