@@ -20,7 +20,7 @@ from analysis.curves.curve_files import CurveFiles, read_curves
 from analysis.curves.judge_files import judge_files
 from analysis.verdict.curve_difference import METRIC_NAMES
 from analysis.verdict.curve_evidence import CurveEvidence
-from analysis.verdict.growth import Growth
+from analysis.verdict.curve_tests.growth import Growth
 from analysis.verdict.verdict import Verdict, VerdictName
 from launch.common.command_line import Parser
 from launch.common.grouped import grouped

@@ -29,8 +29,8 @@ from analysis.speed.pair_speed import PairSpeed, Timed, pool_pairs
 from analysis.speed.speed_verdict import BAND, MINIMUM_STEPS, SpeedVerdict, speed_verdict
 from analysis.speed.speedup import cell_speed
 from analysis.speed.steady_window import Window, window_of
+from analysis.verdict.curve_tests.step_test import TOLERATED
 from analysis.verdict.judge_curves import judge_curves
-from analysis.verdict.step_test import TOLERATED
 from analysis.verdict.verdict import PASSES, VerdictName
 from launch.contract.plan import Margins
 from launch.contract.records.step_metrics import Metric

@@ -9,7 +9,7 @@ from analysis.records.steps import Integers
 from analysis.verdict.amplified_rounding import may_be_amplified_rounding
 from analysis.verdict.completeness import Curves, check_agreement
 from analysis.verdict.curve_difference import sample_of
-from analysis.verdict.divergence import exceeds_margin_surely
+from analysis.verdict.curve_tests.divergence import exceeds_margin_surely
 from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.noise import noise_along_steps
 from analysis.verdict.rounding import judge_rounded

@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.records.steps import Booleans, Floats, Integers, Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, Deviation, sample_of
-from analysis.verdict.divergence import SURE
+from analysis.verdict.curve_tests.divergence import SURE
 from launch.common.text import numbered
 from launch.contract.plan import Margins
 from launch.contract.records.step_metrics import METRICS, Metric

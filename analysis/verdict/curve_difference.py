@@ -21,7 +21,7 @@ METRIC_NAMES: dict[Metric, str] = {"loss": "loss", "grad_norm": "gradient norm"}
 
 @dataclass(frozen=True)
 class Estimate:
-    """A point estimate and the half width of its confidence interval (analysis.verdict.equivalence_test)."""
+    """A point estimate and the half width of its confidence interval (analysis.verdict.curve_tests.equivalence_test)."""
 
     value: float
     half_width: float

@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.records.steps import Steps
 from analysis.verdict.curve_difference import Estimate, Sample, bitwise_equal, sample_of
-from analysis.verdict.growth import Growth
+from analysis.verdict.curve_tests.growth import Growth
 from analysis.verdict.noise import NoiseFloor, noise_floor_of
 from launch.contract.records.step_metrics import METRICS, Metric
 

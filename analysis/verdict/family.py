@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from analysis.verdict.equivalence_test import ALPHA
+from analysis.verdict.curve_tests.equivalence_test import ALPHA
 from analysis.verdict.verdict import REPEAT, Verdict
 
 

@@ -9,15 +9,14 @@ Rung 2 is the noise floor: the largest difference between an eager or perturbed 
     margin. With fewer than two eager runs, or a noise floor above the margin, the verdict is INCONCLUSIVE at best.
 Rung 3: every graphed run must be within the margin of the eager mean at every step, because a mean over steps hides
     alternating signs and single bad steps. Two one-sided tests must show that the mean over the window is within the margin
-    (analysis.verdict.equivalence_test). Noise must not be able to hide a difference of 1.25 margins at a step
-    (analysis.verdict.step_test).
-Rung 4: no line fitted to the differences or to their sizes may leave the margin (analysis.verdict.drift). No difference may
-    grow so much at the end of the window that it will leave the margin (analysis.verdict.growth).
+    (curve_tests.equivalence_test). Noise must not be able to hide a difference of 1.25 margins at a step (curve_tests.step_test).
+Rung 4: no line fitted to the differences or to their sizes may leave the margin (curve_tests.drift). No difference may
+    grow so much at the end of the window that it will leave the margin (curve_tests.growth).
 
 EQUIVALENT passes all rungs over ``MINIMUM_STEPS`` steps or more. The eager runs must also train: their loss must move by more
 than the margin, and their gradients must not all be 0. Either digests of parameters must show that parameters change, or the
 loss must fall by more than the margin beyond the variation between batches, which may depend on each other. DIVERGED needs
-proof (analysis.verdict.divergence). Everything in between is INCONCLUSIVE.
+proof (curve_tests.divergence). Everything in between is INCONCLUSIVE.
 
 Every condition fails on NaN. The minimum length comes from a known failure. In Megatron-LM issue 5966 (TE graphs over
 attention), the graphed loss leaves the eager curve at step 81 and is NaN at step 91, so a check over 50 steps would pass.
@@ -36,9 +35,9 @@ from analysis.records.steps import Integers, Steps
 from analysis.verdict.completeness import Curves, check_complete
 from analysis.verdict.curve_difference import Sample, sample_of
 from analysis.verdict.curve_evidence import Differences, MetricTests, measure_differences
-from analysis.verdict.drift import drift_of_run, leaves_margin, rise_of_line
-from analysis.verdict.equivalence_test import estimate_of, mean_within
-from analysis.verdict.growth import late_growth
+from analysis.verdict.curve_tests.drift import drift_of_run, leaves_margin, rise_of_line
+from analysis.verdict.curve_tests.equivalence_test import estimate_of, mean_within
+from analysis.verdict.curve_tests.growth import late_growth
 from analysis.verdict.learning import describe_untrained
 from analysis.verdict.rungs import (
     SMALLER,

@@ -14,11 +14,17 @@ from analysis.records.steps import Integers, Steps
 from analysis.verdict.completeness import Curves
 from analysis.verdict.curve_difference import METRIC_NAMES, Deviation, Sample, format_unequal
 from analysis.verdict.curve_evidence import CurveEvidence, MetricTests, bitwise_prefix
-from analysis.verdict.divergence import LASTING, SURE, SURE_ALONE, exceeds_margin_surely, is_certain_to_the_bit
-from analysis.verdict.equivalence_test import ALPHA
+from analysis.verdict.curve_tests.divergence import (
+    LASTING,
+    SURE,
+    SURE_ALONE,
+    exceeds_margin_surely,
+    is_certain_to_the_bit,
+)
+from analysis.verdict.curve_tests.equivalence_test import ALPHA
+from analysis.verdict.curve_tests.step_test import find_hidden, spike_limit
 from analysis.verdict.learning import describe_no_fall, describe_untrained
 from analysis.verdict.noise import NoiseFloor, noise_scale
-from analysis.verdict.step_test import find_hidden, spike_limit
 from analysis.verdict.verdict import CHECK_STEPS, DETERMINISTIC, REPEAT, Verdict
 from launch.common.text import listed
 from launch.contract.plan import MINIMUM_STEPS, Margins

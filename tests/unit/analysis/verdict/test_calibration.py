@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from analysis.verdict.curve_difference import Sample
-from analysis.verdict.equivalence_test import estimate_of, mean_within
+from analysis.verdict.curve_tests.equivalence_test import estimate_of, mean_within
+from analysis.verdict.curve_tests.step_test import TOLERATED, find_hidden
 from analysis.verdict.family import holm
 from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.noise import noise_scale
-from analysis.verdict.step_test import TOLERATED, find_hidden
 from analysis.verdict.verdict import VerdictName
 from benchmarks.verdicts import (
     BEGIN,

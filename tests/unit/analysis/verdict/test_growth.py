@@ -10,8 +10,8 @@ import pytest
 
 from analysis.records.steps import Floats
 from analysis.verdict.curve_difference import Sample
-from analysis.verdict.drift import drift_of_run
-from analysis.verdict.growth import Growth, late_growth
+from analysis.verdict.curve_tests.drift import drift_of_run
+from analysis.verdict.curve_tests.growth import Growth, late_growth
 from benchmarks.verdicts import COMPARED, Setting, noise_of
 
 STEPS = np.arange(COMPARED)

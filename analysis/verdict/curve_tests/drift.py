@@ -3,7 +3,7 @@
 A line is fitted to the differences. If it rises significantly, its extrapolation over as many steps again must stay within the
 margin. This rule applies to the mean of the graphed runs and to each of them. A growing oscillation shows no drift in such a
 line, so a line is fitted to the sizes of differences as well. It extrapolates the largest size at the end of the window. A late
-onset is in too few steps to move a line; analysis.verdict.growth detects it.
+onset is in too few steps to move a line; growth.py detects it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ import numpy as np
 from analysis.records.steps import Floats
 from analysis.statistics.along_steps import along_steps
 from analysis.verdict.curve_difference import Estimate, Sample
-from analysis.verdict.growth import ABOVE_CHAOS, ABOVE_NOISE, ACCELERATION, LONGEST, SURE, Growth, explained_by_chaos
+from analysis.verdict.curve_tests.growth import (
+    ABOVE_CHAOS,
+    ABOVE_NOISE,
+    ACCELERATION,
+    LONGEST,
+    SURE,
+    Growth,
+    explained_by_chaos,
+)
 
 PEAK = 2.0
 """The largest size at the end is capped at this multiple of the fitted line. It is 1.6 times the line in a sine, far more in a
