@@ -13,6 +13,7 @@ from analysis.verdict.curve_tests.divergence import exceeds_margin_surely
 from analysis.verdict.judge_curves import judge_curves
 from analysis.verdict.noise import noise_along_steps
 from analysis.verdict.rounding import judge_rounded
+from analysis.verdict.shown_losses import check_shown_losses
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 
@@ -34,10 +35,22 @@ def judge_files(files: CurveFiles, capture_step: int | None, margins: Margins) -
     # A perturbed run with its own numbers shows the noise that equal eager runs do not show.
     if verdict.verdict in ("EQUIVALENT", "DIVERGED") and files.copies and files.perturbed.keys() <= files.copies.keys():
         verdict = _judge_without_copies(verdict, files, first, margins)
+    if not verdict.passes and verdict.verdict != "INCOMPARABLE" and (shown := _shown_losses(files, first, margins)):
+        return replace(shown, evidence=verdict.evidence)
     if verdict.passes and (unlike := _unlike_before(files, first, margins, verdict)):
         return unlike
     constant = constant_norm(files, first) if verdict.verdict not in ("DIVERGED", "INCOMPARABLE") else ""
     return Verdict("INCOMPARABLE", f"{constant}: {_CONSTANT}", _LEAVE_OUT, verdict.evidence) if constant else verdict
+
+
+def _shown_losses(files: CurveFiles, first: int, margins: Margins) -> Verdict | None:
+    """Return INCOMPARABLE if a graphed file shows losses of other steps."""
+    eager, graphed = files.sides
+    with_norms = "grad_norm" in files.metrics
+    for name, steps in graphed.items():
+        if shown := check_shown_losses(next(iter(eager.values())), steps, first, margins, with_norms=with_norms):
+            return replace(shown, reason=f"{name}: {shown.reason}")
+    return None
 
 
 def _unlike_before(files: CurveFiles, first: int, margins: Margins, verdict: Verdict) -> Verdict | None:

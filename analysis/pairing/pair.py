@@ -24,7 +24,6 @@ from analysis.pairing.program_settings import (
     rounded_metrics,
     widen_by_rounding,
 )
-from analysis.pairing.shown_losses import check_shown_losses
 from analysis.pairing.step_checks import has_clean_checks
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
@@ -32,6 +31,7 @@ from analysis.records.steps import Steps
 from analysis.speed.pair_speed import PairSpeed, pair_speed
 from analysis.verdict.completeness import check_agreement, eager_fault
 from analysis.verdict.judge_curves import first_compared, judge_exact
+from analysis.verdict.shown_losses import check_shown_losses
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
@@ -191,7 +191,7 @@ def _judge_pair(
     others = [steps for steps in complete if steps is not eager.steps]
     captured, equal = capture_step(graphed.steps, spec), exact is not None
     replayed = compare_first_replays(eager, graphed, [one for one in repeats if one is not eager], captured)
-    if changed := replayed.fault() or check_shown_losses(eager.steps, graphed.steps, spec, margins):
+    if changed := replayed.fault() or _check_shown_losses(eager.steps, graphed.steps, spec, margins):
         return changed
     named = {f"eager run {place}": steps for place, steps in enumerate((eager.steps, *others))}
     wide = widen_by_rounding(margins, graphed, named, {"graphed run": graphed.steps}, slice(captured))
@@ -204,6 +204,12 @@ def _judge_pair(
     # Rounding of other kernels may change parameters alone. All repeats together decide on numbers that may be rounded.
     known = exact if all_rounded(eager, graphed) else ended
     return None if known and known.verdict == "BITWISE" else known
+
+
+def _check_shown_losses(eager: Steps, graphed: Steps, spec: RunSpec, margins: Margins) -> Verdict | None:
+    """Return INCOMPARABLE if a user's program shows losses of other steps."""
+    first = capture_step(graphed, spec) + 1
+    return check_shown_losses(eager, graphed, first, margins) if spec.engine == "command" else None
 
 
 def _exclude(eager: Attempt, graphed: Attempt, spec: RunSpec, margins: Margins) -> Verdict | None:

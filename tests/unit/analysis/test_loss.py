@@ -178,6 +178,46 @@ def test_a_capture_step_is_a_whole_number(capsys: pytest.CaptureFixture[str], st
     assert f"--capture-step: a step is a whole number, 0 or larger, not {step}\n" in capsys.readouterr().err
 
 
+VARIED = FALLING + np.random.default_rng(9).normal(0, 0.2, STEPS)
+"""Losses of batches that change."""
+
+
+@pytest.mark.parametrize(
+    ("losses", "norms", "norms_later", "word"),
+    [
+        (VARIED, NORMS, 0, "INCOMPARABLE"),
+        (FALLING, NORMS, 0, "INCOMPARABLE"),
+        (FALLING, 1 + 0.01 * NORMS, 1, "DIVERGED"),
+        (VARIED, None, 0, "INCOMPARABLE"),
+        (FALLING, None, 0, "DIVERGED"),
+    ],
+    ids=("batches", "one batch", "a lost update", "batches, no norms", "one batch, no norms"),
+)
+@pytest.mark.parametrize("later", [1, -1])
+def test_losses_shown_at_other_steps_are_told_from_a_lost_update(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    losses: Floats,
+    norms: Floats | None,
+    norms_later: int,
+    word: str,
+    later: int,
+) -> None:
+    """An update that a graph loses shifts losses and norms of one batch, the latter by less than a margin."""
+
+    def run(name: str, seed: int, graphed: bool) -> Path:
+        shown = losses * (1 + np.random.default_rng(seed).normal(0, 1e-6, STEPS))
+        of_side = norms if norms is None or not graphed else np.roll(norms, -norms_later * later)
+        shown[5:-5] = np.roll(shown, -later * graphed)[5:-5]
+        return csv(tmp_path / name, shown[:-5], None if of_side is None else of_side[:-5])
+
+    eager, graphed = ([run(f"{side}{n}.csv", n + 2 * (side == "g"), side == "g") for n in (0, 1)] for side in "eg")
+    said = judged(capsys, eager, graphed, "--capture-step", "5")
+    assert said.startswith(word), said
+    which = ("eager's of step 7" if later == 1 else "eager's of step 6") if word == "INCOMPARABLE" else ""
+    assert which in said and ("g0.csv: the graphed run shows other steps' losses" in said) is bool(which)
+
+
 def test_loss_alone_is_judged_and_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [csv(tmp_path / f"e{seed}.csv", FALLING + noise(seed, 1e-9), None) for seed in (1, 2)]
     said = judged(capsys, files, [csv(tmp_path / "g.csv", FALLING + 1e-5, None)])
