@@ -17,13 +17,22 @@ from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 from launch.contract.records.step_metrics import METRICS, Metric
 
-_DECIDED_ELSEWHERE = ("program.command:", "choices.", "digests.")
-"""Other modules decide on these. The command contains the graph settings, :func:`check_sources` judges choices, and a digest
-differs only if something else differs."""
-_OPTIMIZER_FLAG = re.compile(r"(?<![a-z])(lr|learning|decay|momentum|beta|eps|optim)", re.IGNORECASE)
-"""Names of flags that set an optimizer: ``wrap --allow-difference lr``."""
 SOURCES = ("loss", "grad_norm", "steps", "metrics")
 """The observer's records of where a run's steps come from."""
+_DECIDED_ELSEWHERE = ("program.command:", "digests.", "choices.first_number:", *(f"choices.{one}:" for one in SOURCES))
+"""Other modules decide on these. The command contains the graph settings, :func:`check_sources` judges sources, and a digest
+differs only if something else differs."""
+_FLAGS_OF = {
+    f"choices.{name}": re.compile(rf"(?<![a-z])({flags})", re.IGNORECASE)
+    for name, flags in {
+        "optimizers": "lr|learning|decay|momentum|beta|eps|optim",
+        "optimizer_kinds": "optim|fused|foreach",
+        "parameters": "dtype|precision|fp|bf|half",
+        "mixed_precision": "amp|autocast|dtype|precision|fp|bf|half",
+        "data_loaders": "batch|workers|pin|loader",
+    }.items()
+}
+"""What the observer sees of a program's settings, with names of flags that set it: ``wrap --allow-difference lr``."""
 _MAY_ROUND = ("printed", "its logger")
 """The sources of a metric that may round it."""
 _FIX = "print the loss and gradient norm with nine digits in JSON lines, or call launch.observe.step(loss=..., grad_norm=...)"
@@ -32,17 +41,18 @@ _FIX = "print the loss and gradient norm with nine digits in JSON lines, or call
 def check_settings(eager: Attempt, graphed: Attempt, margins: Margins) -> Verdict | None:
     """Return INCOMPARABLE if the runs of a program differ in more than graph settings and ``allow_differences``."""
     found = (text for text in differences(eager.environment, graphed.environment) if not is_allowed(text, margins))
-    differing = [text for text in found if not text.startswith(_DECIDED_ELSEWHERE) or _is_of_optimizers(text, margins)]
+    differing = [
+        text for text in found if not text.startswith(_DECIDED_ELSEWHERE) and not _is_unknown_or_set(text, margins)
+    ]
     return refuse(differing) if differing else None
 
 
-def _is_of_optimizers(difference: str, margins: Margins) -> bool:
-    """Return whether the optimizers begin with other settings, and no flag that sets them may differ.
-
-    Of a graph that contains the optimizers, their settings may be unknown.
-    """
-    is_known = difference.startswith("choices.optimizers:") and not re.search("[:,] unset", difference)
-    return is_known and not any(map(_OPTIMIZER_FLAG.search, margins.allow_differences))
+def _is_unknown_or_set(difference: str, margins: Margins) -> bool:
+    """Return whether one side's choice is unknown, as of optimizers in a graph, or a flag that may differ sets it."""
+    flags = _FLAGS_OF.get(difference.partition(":")[0])
+    if flags is None:
+        return False
+    return re.search("[:,] unset", difference) is not None or any(map(flags.search, margins.allow_differences))
 
 
 def refuse(differing: Sequence[str]) -> Verdict:

@@ -31,6 +31,7 @@ from launch.observe.steps.backlog import Backlog
 from launch.observe.steps.metric_log import Known, Source, columns_in
 from launch.observe.steps.readings import Readings
 from launch.observe.steps.training_steps import TrainingSteps
+from launch.observe.used_settings import UsedSettings
 
 _WITHIN: Final = -1
 """In place of an identity: the steps of this optimizer do not count."""
@@ -47,7 +48,8 @@ class Observer:
         self._cuda = spec.placement.device == "cuda"
         self._rank = Rank(attempt, spec)
         self.graphs = GraphCounter(spec)
-        self._steps = TrainingSteps(self._rank, spec, self.graphs)
+        self.used = UsedSettings()
+        self._steps = TrainingSteps(self._rank, spec, self.graphs, self.used)
         self._graphed = spec.graphed
         self._readings = Readings(self._cuda)
         self._backlog = Backlog()
@@ -156,7 +158,7 @@ class Observer:
 
     def say_scaler(self) -> None:
         """Take note that a gradient scaler skips the steps whose gradients are not finite."""
-        self._steps.optimizers.scaled = True
+        self.used.scaled = True
 
     def before_capture(self) -> None:
         if self._rank.silent or self._rank.recorder is None or not self._rank.begun:

@@ -10,13 +10,15 @@ import torch
 
 from launch.common.text import first_names
 from launch.contract.records.gradient_sketch import GradientSketch
+from launch.contract.spec_ids import digest
 from launch.observe.gradient_sketches import gradient_of, own_part, parameter_names, sketch
 from launch.observe.other_state import OtherState
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.parameter_digest import digest_parameters
 
 _SETTINGS = ("lr", "weight_decay", "momentum", "betas", "eps")
-"""The settings of an optimizer that are no choice of its implementation."""
+"""The settings of an optimizer that are no choice of its implementation. A graph may need a learning rate that is a tensor."""
+_SWITCHES = ("amsgrad", "maximize", "nesterov")
 _NO_DIGEST = (RuntimeError, TypeError, KeyError, NotImplementedError)
 """What tensors without a digest raise."""
 
@@ -24,22 +26,31 @@ _NO_DIGEST = (RuntimeError, TypeError, KeyError, NotImplementedError)
 class Optimizers:
     def __init__(self) -> None:
         self.seen: dict[int, torch.optim.Optimizer] = {}
-        self.scaled = False
-        """Whether a gradient scaler skips steps whose gradients are not finite."""
         self._names: dict[int, str] = {}
         """The names of parameters by their ids."""
         self._other_state: OtherState | None = None
         self._since = 0
         """The number of steps before it."""
+        self._begun: str | None = None
+        """The settings with which the optimizers of the first step begin."""
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         self.seen[id(optimizer)] = optimizer
 
-    def describe(self) -> str:
-        """Return the settings with which all optimizers so far begin, each once. A graph may need a learning rate that is a tensor."""
-        groups = [group for optimizer in self.seen.values() for group in optimizer.param_groups]
-        found = dict.fromkeys(filter(None, map(_describe_group, groups)))
-        return first_names([*found])
+    def note_settings(self) -> None:
+        """Note the settings with which the optimizers begin, after the first step, before a schedule changes them."""
+        if self._begun is None:
+            groups = (group for optimizer in self.seen.values() for group in optimizer.param_groups)
+            self._begun = _each_once(map(_describe_group, groups))
+
+    def describe(self) -> dict[str, str]:
+        """Return the settings with which the optimizers of the first step begin, and of all so far the kinds and the types of
+        parameters. What is unknown is left out.
+        """
+        kinds = _each_once(_kind(one, group) for one in self.seen.values() for group in one.param_groups)
+        types = _each_once(sorted({str(one.dtype) for one in _parameters(self.seen.values())}))
+        found = {"optimizers": self._begun, "optimizer_kinds": kinds, "parameters": types}
+        return {name: text for name, text in found.items() if text}
 
     def sketch(self, optimizer: torch.optim.Optimizer) -> tuple[GradientSketch, ...]:
         """Return sketches of the gradients of ``optimizer``. The host waits."""
@@ -108,6 +119,22 @@ def identity(optimizer: torch.optim.Optimizer) -> int:
         if parameters := group["params"]:
             return id(parameters[0])
     return id(optimizer)
+
+
+def _each_once(texts: Iterable[str]) -> str:
+    """Return the first few of different texts, and a digest of all if there are more."""
+    found = [*dict.fromkeys(filter(None, texts))]
+    shown = first_names(found)
+    return shown if shown == "; ".join(found) else f"{shown} ({digest(found)})"
+
+
+def _kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
+    """Return the class and the implementation. A graph may need a capturable one, and on GPUs foreach is the default."""
+    implementation = (
+        "fused" if group.get("fused") else "one parameter at a time" if group.get("foreach") is False else ""
+    )
+    choices = [name for name in _SWITCHES if group.get(name)]
+    return " ".join(filter(None, [type(optimizer).__name__, implementation, *choices]))
 
 
 def _describe_group(group: Mapping[str, Any]) -> str:

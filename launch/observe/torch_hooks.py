@@ -24,6 +24,8 @@ def install(torch: ModuleType, observer: Observer) -> None:
     optimizers.register_optimizer_step_post_hook(_untraced(observer.after_optimizer))
     _hook_graph(torch.cuda.graphs.CUDAGraph, observer)
     after_import("torch.amp.grad_scaler", lambda module: _hook_scaler(module.GradScaler, observer))
+    observer.used.hook_autocast(torch)
+    after_import("torch.utils.data.dataloader", lambda module: observer.used.hook_loaders(module.DataLoader))
     clipping = sys.modules["torch.nn.utils.clip_grad"]
     clip = clipping.clip_grad_norm_
     seen = _after(clip, _untraced(lambda norm, *_: observer.take_own("grad_norm", norm)))

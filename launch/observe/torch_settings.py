@@ -19,6 +19,12 @@ def _float32_products() -> str:
     return "ieee" if products.fp32_precision == "none" else str(products.fp32_precision)
 
 
+def _attention() -> str:
+    """Return the implementations that scaled_dot_product_attention may use."""
+    names = ("flash", "mem_efficient", "math", "cudnn")
+    return ", ".join(name for name in names if getattr(torch.backends.cuda, f"{name}_sdp_enabled", bool)())
+
+
 _SETTINGS: Mapping[str, Callable[[], object]] = {
     "float32_products": _float32_products,
     "cudnn_allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
@@ -26,6 +32,12 @@ _SETTINGS: Mapping[str, Callable[[], object]] = {
     "cudnn_deterministic": lambda: torch.backends.cudnn.deterministic,
     "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
     "detect_anomaly": torch.is_anomaly_enabled,
+    "attention": _attention,
+    "cudnn_enabled": lambda: torch.backends.cudnn.enabled,
+    "float16_reductions": lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+    "bfloat16_reductions": lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    "threads": torch.get_num_threads,
+    "profiler": torch.autograd._profiler_enabled,
 }
 
 
@@ -40,6 +52,6 @@ def torch_settings() -> dict[str, str]:
 def _read(setting: Callable[[], object]) -> str:
     try:
         return str(setting())
-    except RuntimeError:
-        # After a program has used newer names, PyTorch may not let anyone read the older ones.
+    except (RuntimeError, AttributeError):
+        # After a program has used newer names, PyTorch may not let anyone read the older ones. Other releases lack a name.
         return "unknown"

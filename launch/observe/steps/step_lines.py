@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from launch.common.atomic_files import JsonLines
@@ -32,11 +33,13 @@ class StepLines:
     ``written`` counts the steps whose lines are made. ``last`` is the number of steps that end the run.
     """
 
-    def __init__(self, rank: Rank, spec: RunSpec, steps_from: str) -> None:
+    def __init__(
+        self, rank: Rank, spec: RunSpec, steps_from: str, settings: Callable[[], Mapping[str, str]] = dict
+    ) -> None:
         self.log = MetricLog()
         self.written = 0
         self.last = observed_steps(spec)
-        self._rank, self._spec, self._steps_from = rank, spec, steps_from
+        self._rank, self._spec, self._steps_from, self._settings = rank, spec, steps_from, settings
         self._tokens = spec.training.global_batch_size * spec.training.sequence_length
         self._waiting: deque[tuple[Moment, StepPhase]] = deque()
         """The end and the phase of each step that is not written."""
@@ -49,8 +52,6 @@ class StepLines:
         """Whether a gradient scaler skips steps whose gradients are not finite, and has skipped one."""
         self.optimizers = 0
         """The number of optimizers whose steps are counted."""
-        self.optimizer_settings = ""
-        """The settings of the optimizers as they begin; empty if they are unknown."""
         self.refused = False
         """Whether this rank's metrics are of no use, because another rank writes them."""
 
@@ -170,9 +171,7 @@ class StepLines:
         if self.refused:
             return None
         sources: dict[str, str] = {metric: str(self.log.source(metric)) for metric in METRICS}
-        choices = {**sources, "steps": self._steps_from, "metrics": f"rank {number}"}
-        if self.optimizer_settings:
-            choices["optimizers"] = self.optimizer_settings
+        choices = {**sources, **self._settings(), "steps": self._steps_from, "metrics": f"rank {number}"}
         if self.log.first_number is not None:
             choices["first_number"] = str(self.log.first_number)
         recorder.write("choices", choices=choices)

@@ -10,6 +10,7 @@ import torch
 from launch.contract.errors import ProgramError
 from launch.contract.metric_names import Column, names_evaluation
 from launch.contract.plan import MINIMUM_STEPS
+from launch.contract.records.events import StepPhase
 from launch.contract.records.gradient_sketch import GradientSketch, StepSketch
 from launch.contract.records.step_metrics import Metric
 from launch.contract.spec import RunSpec
@@ -24,6 +25,7 @@ from launch.observe.steps.phase_tracker import PhaseTracker
 from launch.observe.steps.readings import Ended, Moment
 from launch.observe.steps.step_groups import StepGroups
 from launch.observe.steps.step_lines import StepLines
+from launch.observe.used_settings import UsedSettings
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.profiler import StepsTrace
 
@@ -37,9 +39,10 @@ MOST_CONTRADICTIONS = 1
 class TrainingSteps:
     """Follows the steps. Hooks call nothing of it in timed steps but by the backlog."""
 
-    def __init__(self, rank: Rank, spec: RunSpec, graphs: GraphCounter) -> None:
+    def __init__(self, rank: Rank, spec: RunSpec, graphs: GraphCounter, used: UsedSettings) -> None:
         self._rank, self._spec, self._graphs = rank, spec, graphs
         self.optimizers = Optimizers()
+        self.used = used
         self.own_time = OwnTime()
         self._perturbation = Perturbation(self.optimizers)
         self._moment: Moment | None = None
@@ -48,7 +51,6 @@ class TrainingSteps:
         self._inspected: InspectedSteps | None = None
         self._latest: dict[int, tuple[GradientSketch, ...]] = {}
         """The last sketch of each optimizer, by its id."""
-        self._settings: str | None = None
         self.announced = False
         """Whether the program announces its steps itself."""
         self._start_counting("optimizer steps")
@@ -58,7 +60,7 @@ class TrainingSteps:
         self.groups = StepGroups()
         self._said: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         """What the program said since an optimizer's step that may have ended a training step."""
-        self.lines = StepLines(self._rank, self._spec, steps_from)
+        self.lines = StepLines(self._rank, self._spec, steps_from, self._settings)
         self._graphs.restart()
 
     def announce(self) -> None:
@@ -206,7 +208,7 @@ class TrainingSteps:
         if phase != "measure" or not spec.graphed:
             self._graphs.graphs += graphs
         self.lines.end_step(moment, "check" if phase == "measure" and slowed else phase)
-        self.lines.optimizer_settings = self._settings_at_start()
+        self._note_settings(phase)
         if spec.perturbed:
             self._perturb(recorder)
         if phases.steps == spec.training.steps:
@@ -224,11 +226,15 @@ class TrainingSteps:
             self._inspected.end_step()
         self.write()
 
-    def _settings_at_start(self) -> str:
-        """Return the settings of the optimizers after the first step, before a schedule changes them."""
-        if self._settings is None:
-            self._settings = self.optimizers.describe()
-        return self._settings
+    def _note_settings(self, phase: StepPhase) -> None:
+        """Note the settings of the first step. Timed steps pay for no hook that is only needed to describe the program."""
+        self.optimizers.note_settings()
+        if phase == "measure":
+            self.used.unhook()
+
+    def _settings(self) -> Mapping[str, str]:
+        """Return what the program has used in the first steps."""
+        return self.optimizers.describe() | self.used.describe()
 
     def _perturb(self, recorder: Recorder) -> None:
         """Begin to perturb if the perturbed step comes next. After this step, note what was moved."""
@@ -259,7 +265,7 @@ class TrainingSteps:
         rank, recorder = self._rank, self._rank.recorder
         if recorder is None or rank.done:
             return
-        self.lines.scaled = self.optimizers.scaled
+        self.lines.scaled = self.used.scaled
         self.lines.optimizers = 0 if self.announced else len(self.optimizers.seen)
         if not self.lines.write(self._graphs.replays, at_end=at_end):
             return

@@ -191,6 +191,39 @@ def test_another_learning_rate_is_no_graph_setting(
     assert ("choices.optimizers: lr 0.1 (eager), lr 0.2 (graphed)" in found.reason) is (verdict == "INCOMPARABLE")
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "allowed", "verdict"),
+    [
+        ("optimizer_kinds", ("AdamW", "AdamW fused"), "", "INCOMPARABLE"),
+        ("optimizer_kinds", ("AdamW", "AdamW fused"), "lr", "INCOMPARABLE"),
+        ("optimizer_kinds", ("AdamW", "AdamW fused"), "optim", "BITWISE"),
+        ("optimizer_kinds", ("AdamW", ""), "", "BITWISE"),
+        ("parameters", ("torch.float32", "torch.bfloat16"), "", "INCOMPARABLE"),
+        ("mixed_precision", ("none", "autocast cuda bfloat16"), "", "INCOMPARABLE"),
+        ("mixed_precision", ("none", "autocast cuda bfloat16"), "bf16", "BITWISE"),
+        ("data_loaders", ("num_workers 0", "num_workers 4"), "", "INCOMPARABLE"),
+        ("data_loaders", ("num_workers 0", "num_workers 4"), "num-workers", "BITWISE"),
+        ("data_loaders", ("num_workers 0", "num_workers 4"), "choices.data_loaders", "BITWISE"),
+    ],
+)
+def test_what_else_makes_a_step_faster_is_no_graph_setting(
+    tmp_path: Path, name: str, values: tuple[str, str], allowed: str, verdict: str
+) -> None:
+    def choose(run: records.AttemptRecord) -> None:
+        value = values[run.spec.graphed]
+        choices = {"loss": "printed"} | ({name: value} if value else {})
+        run.events[0].append({**run.events[0][-1], "kind": "choices", "choices": choices})
+
+    sweep = records.write_sweep(tmp_path / "mine", edit=choose)
+    margins = Margins(allow_differences=(allowed,) if allowed else ())
+    write_json(sweep.plan, dataclasses.replace(read_plan(sweep), margins=margins))
+    (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
+    assert found is not None and found.verdict == verdict, found
+    if verdict == "INCOMPARABLE":
+        assert f"choices.{name}: {values[0]} (eager), {values[1]} (graphed)" in found.reason
+        assert f"--allow-difference choices.{name}" in found.fix
+
+
 CASES = {
     "digits that show the margin": ("printed", 6, 1e-5, 0.0, "EQUIVALENT", ""),
     "equal digits": ("printed", 6, 0.0, 0.0, "EQUIVALENT", "all printed digits are equal"),

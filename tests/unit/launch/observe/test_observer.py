@@ -245,6 +245,42 @@ def test_optimizers_are_described_as_they_begin(tmp_path: Path, rate: str) -> No
     assert choices["choices"]["optimizers"] == "lr 0.1, weight_decay 0, momentum 0"
 
 
+SGD = "SGD(model.parameters(), lr=0.1)"
+IN_BFLOAT16 = """
+def forward(batch):
+    with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
+        return model(batch).float()
+run = torch.compile(forward, backend="aot_eager", dynamic=False) if COMPILE else forward
+optimizer = """
+SETTINGS = {
+    "plain": ((), {}),
+    "fused": ((SGD, "Adam(model.parameters(), fused=True, amsgrad=True)"), {"optimizer_kinds": "Adam fused amsgrad"}),
+    "for loops": ((SGD, f"{SGD[:-1]}, foreach=False)"), {"optimizer_kinds": "SGD one parameter at a time"}),
+    "capturable": ((SGD, "Adam(model.parameters(), capturable=False, foreach=True)"), {"optimizer_kinds": "Adam"}),
+    "types": (("Linear(4, 2)", "Linear(4, 2, dtype=torch.float64)"), {"parameters": "torch.float64"}),
+    "autocast": (("optimizer = ", IN_BFLOAT16), {"mixed_precision": "autocast cpu bfloat16"}),
+    "no autocast": (("optimizer = ", IN_BFLOAT16.replace("torch.bfloat16)", "enabled=False)")), {}),
+    "a data loader": (
+        ("enumerate(data)", "enumerate(torch.utils.data.DataLoader(data, batch_size=None, pin_memory=False))"),
+        {"data_loaders": "num_workers 0, pin_memory False"},
+    ),
+}
+
+
+@pytest.mark.parametrize("graphed", [False, True])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_a_program_uses_in_its_first_steps_is_recorded(tmp_path: Path, name: str, graphed: bool) -> None:
+    edit, expected = SETTINGS[name]
+    program = PROGRAM.replace("torch.randn(STEPS, 8, 4)", "torch.randn(STEPS, 8, 4, dtype=model.weight.dtype)")
+    program += "assert not hasattr(torch.set_autocast_dtype, '__wrapped__'), 'timed steps pay for no hook'\n"
+    seen = observe(tmp_path, program.replace(*edit) if edit else program, spec_of(graphed=graphed))
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    (choices,) = seen.events("choices")
+    names = ("optimizer_kinds", "parameters", "mixed_precision", "data_loaders")
+    usual = dict(zip(names, ("SGD", "torch.float32", "none", "none"), strict=True))
+    assert {one: choices["choices"][one] for one in names} == usual | expected
+
+
 def test_a_compiled_program_shows_in_which_step_it_compiled(tmp_path: Path) -> None:
     seen = observe(tmp_path, PROGRAM, spec_of(graphed=True))
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
