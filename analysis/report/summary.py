@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from analysis.limits.speedup_bound import NEAR, Bound
+from analysis.limits.speedup_bound import NEAR, QUICKER_IN_A_GRAPH, Bound
 from analysis.report.headline import called, headline
 from analysis.speed.confidence_interval import ALPHA
 from analysis.speed.speedup import Speed
@@ -91,6 +91,7 @@ def _notes(
         return
     yield _graph_words(ran)
     yield _compiled_alone(ran)
+    yield _other_kernels(ran)
     yield from (_bad_news(ran, *problem) for problem in PROBLEMS)
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
@@ -202,6 +203,24 @@ def _compiled_alone(ran: Sequence[CellResult]) -> str:
     if not names:
         return ""
     return f"Compiled (torch.compile) only in graphed runs: {first_names(names, MAXIMUM_NAMES)}. Speed-ups are those of both."
+
+
+def _other_kernels(ran: Sequence[CellResult]) -> str:
+    """Name the cells of a user's program whose kernels take less time than those of eager runs, although none is compiled."""
+    own = [r for r in ran if r.spec.engine == "command" and not any(pair.compiled_alone for pair in r.pairs)]
+    steps = [(result, result.speed.bound.eager, result.speed.bound.graphed) for result in own if result.speed.bound]
+    names = [
+        f"{called(result)} ({graphed.computing_ms:.2f} ms a step, {eager.computing_ms:.2f} ms in eager runs)"
+        for result, eager, graphed in steps
+        if eager and graphed and graphed.computing_ms < eager.computing_ms * (1 - QUICKER_IN_A_GRAPH)
+    ]
+    if not names:
+        return ""
+    return (
+        f"**Other kernels in graphed runs**: {first_names(names, MAXIMUM_NAMES)}. Graphs run the same kernels as eager code, so "
+        "another setting, such as another optimizer, precision or recomputation, explains that part of the speed-up: make both sides "
+        "equal."
+    )
 
 
 def _command_words(spec: RunSpec) -> tuple[list[str], list[str]]:

@@ -18,7 +18,12 @@ from launch.contract.paths import IMAGE
 from launch.contract.spec_ids import digest
 from launch.train.telemetry import memory
 
-SETTING_PREFIXES = ("NCCL_", "NVTE_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "OMP_", "MKL_", "ONEDNN_", "GLOO_")
+SETTING_PREFIXES = (
+    "NCCL_", "NVTE_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "GLOO_",
+    "UCX_", "MALLOC_", "LD_PRELOAD",
+)  # fmt: skip
+"""Variables of graphs and of folders for compiled code are left out, as TORCHDYNAMO_DISABLE and TORCHINDUCTOR_CACHE_DIR, which
+PyTorch sets itself when it compiles."""
 
 
 def describe(device: torch.device, data_digest: str, weights_digest: str | None) -> dict[str, Any]:

@@ -75,6 +75,24 @@ def test_a_speed_up_of_graphs_and_of_compiled_code_is_named_as_that_of_both(tmp_
     assert (said in report.summary) is not eager_too, report.summary
 
 
+@pytest.mark.parametrize(("computing_ms", "compiled", "named"), [(7.0, 0, True), (8.5, 0, False), (7.0, 1, False)])
+def test_kernels_that_take_less_time_are_no_gain_of_graphs(
+    tmp_path: Path, computing_ms: float, compiled: int, named: bool
+) -> None:
+    def probe(run: records.AttemptRecord) -> None:
+        for event in run.events[0]:
+            if event["kind"] == "probe" and "probe" in event:
+                event["probe"] |= {"kernels": 500.0, "computing_ms": computing_ms if run.spec.graphed else 10.0}
+            if event["kind"] == "proof" and run.spec.graphed:
+                event["graphs"] = {**event["graphs"], "compiled": compiled}
+
+    report = write_report(
+        records.write_sweep(tmp_path / "mine", impls=("transformer_engine",), device="cuda", edit=probe)
+    )
+    said = f"**Other kernels in graphed runs**: A1 ({computing_ms:.2f} ms a step, 10.00 ms in eager runs)."
+    assert (said in report.summary) is named, report.summary
+
+
 @pytest.mark.parametrize("allowed", [(), ("settings.NCCL",), ("settings.NCCL_ALGO",), ("settings", "packages")])
 @pytest.mark.parametrize("place", ["settings.NCCL_ALGO", "packages.apex", "code.changes", "torch.cudnn_benchmark"])
 def test_a_difference_beside_graph_settings_counts_unless_it_is_allowed_by_name(

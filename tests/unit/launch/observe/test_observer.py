@@ -509,7 +509,14 @@ def test_the_environment_names_command_code_image_and_packages(tmp_path: Path, m
     first = json.loads(observe(tmp_path, PROGRAM, spec_of(), is_described=True).attempt.environment.read_text())
     (tmp_path / "train.py").write_text(PROGRAM + "\n")
     again = dataclasses.replace(spec_of(), repeat=1)
-    faster = PROGRAM.replace("optimizer =", "torch.set_float32_matmul_precision('high')\noptimizer =", 1)
+    sets = (
+        "torch.set_float32_matmul_precision('high')",
+        "torch.backends.cuda.enable_flash_sdp(False)",
+        "torch.set_num_threads(3)",
+        "import os; os.environ['MALLOC_CONF'] = 'retain:true'",
+        "optimizer =",
+    )
+    faster = PROGRAM.replace("optimizer =", "\n".join(sets), 1)
     second = json.loads(observe(tmp_path, faster, again, is_described=True).attempt.environment.read_text())
     assert first["program"]["command"] == "python train.py"
     assert first["packages"]["torch"] == metadata.version("torch")
@@ -517,7 +524,8 @@ def test_the_environment_names_command_code_image_and_packages(tmp_path: Path, m
     assert first["digests"]["libraries"] == second["digests"]["libraries"]
     assert first["digests"]["code"] != second["digests"]["code"]
     differing = {name for name, value in first["torch"].items() if second["torch"][name] != value}
-    assert differing == {"float32_products"}
+    assert differing == {"float32_products", "attention", "threads"}
+    assert "MALLOC_CONF" in second["settings"].keys() - first["settings"].keys()
 
 
 BY_HAND = """
