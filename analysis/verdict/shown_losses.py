@@ -17,8 +17,9 @@ from launch.contract.plan import Margins
 FEWEST = 20
 """The fewest steps that show a pattern."""
 MUCH_NEARER = 0.1
-"""How near the losses of a neighbouring step must be, as a share of the distance of those of the same step. Gradient norms must be
-as near at the same step."""
+"""How near the losses of a neighbouring step must be, as a share of the distance of those of the same step."""
+NEARER = 0.5
+"""How near the gradient norms of the same step must be, as a share of the distance of those of a neighbouring one."""
 LEAST_RISES = 0.25
 """The share of steps in which a loss rises if batches change. Without gradient norms, only changing batches tell a log from a fault."""
 _FIX = "let both sides show each step's own loss: copy what a graph writes (loss.clone()) before the next replay"
@@ -68,7 +69,7 @@ def _is_stuck(eager: Floats, graphed: Floats) -> bool:
 
 
 def _same_steps(eager: Floats, graphed: Floats) -> bool:
-    """Return whether ``graphed`` is much nearer to ``eager`` at each step than at the neighbouring ones."""
+    """Return whether ``graphed`` is nearer to ``eager`` at each step than at the neighbouring ones."""
     apart = np.abs(graphed - eager).max()
     elsewhere = min(np.abs(graphed[:-1] - eager[1:]).max(), np.abs(graphed[1:] - eager[:-1]).max())
-    return bool(apart <= MUCH_NEARER * elsewhere and elsewhere > 0)
+    return bool(apart <= NEARER * elsewhere and elsewhere > 0)
