@@ -17,6 +17,7 @@ from launch.contract.records.events import Phase
 from launch.contract.records.identity import identity_of
 from launch.contract.spec import RunSpec
 from launch.observe.program import describe_program
+from launch.observe.torch_settings import torch_settings
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.imported_code import ImportedCode
 
@@ -35,6 +36,8 @@ class Rank:
         self._folders = tuple(sys.path)
         self._reported = False
         self._code = ImportedCode()
+        self._torch: dict[str, str] = {}
+        """The settings of PyTorch at the first step."""
         if "RANK" in os.environ:
             self.claim()
 
@@ -72,6 +75,7 @@ class Rank:
             return
         if self.recorder.device.type == "cuda":
             self.recorder.device = torch.device("cuda", torch.cuda.current_device())
+        self._torch = torch_settings()
         if self.number == 0:
             environment = describe_program(self.recorder.device, self._spec, self._folders)
             write_json(self.attempt.environment, identity_of(self.attempt) | environment)
@@ -82,6 +86,12 @@ class Rank:
         """Record what the program of rank 0 has imported since the last call."""
         if self.recorder is not None and self.number == 0 and (modules := self._code.digest_new()):
             self.recorder.write("imports", modules=modules)
+
+    def write_changed_settings(self) -> None:
+        """Record the settings of PyTorch that the program has changed since its first step."""
+        changed = [f"{name} {now}" for name, now in torch_settings().items() if self._torch.get(name) != now]
+        if self.recorder is not None and changed:
+            self.recorder.write("choices", choices={"torch_at_end": ", ".join(changed)})
 
     def _refusal(self) -> EnvironmentFault | ProgramError | None:
         """Return why this program cannot be the run's."""

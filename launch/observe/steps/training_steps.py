@@ -251,6 +251,7 @@ class TrainingSteps:
         self.optimizers.write_changes(recorder, self.phases.steps)
         recorder.write("proof", graphs=self._graphs.stats(self.phases))
         self._rank.write_imports()
+        self._rank.write_changed_settings()
         if cost := self.own_time.describe():
             recorder.note(cost)
         if self._spec.placement.device != "cuda":

@@ -281,6 +281,12 @@ def test_what_a_program_uses_in_its_first_steps_is_recorded(tmp_path: Path, name
     assert {one: choices["choices"][one] for one in names} == usual | expected
 
 
+def test_settings_that_change_after_the_first_step_are_recorded(tmp_path: Path) -> None:
+    program = PROGRAM.replace("    print", "    torch.backends.cudnn.benchmark |= number > 2\n    print")
+    (_, at_end) = observe(tmp_path, program, spec_of()).events("choices")
+    assert at_end["choices"] == {"torch_at_end": "cudnn_benchmark True"}
+
+
 def test_a_compiled_program_shows_in_which_step_it_compiled(tmp_path: Path) -> None:
     seen = observe(tmp_path, PROGRAM, spec_of(graphed=True))
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
