@@ -428,10 +428,10 @@ def _line(depth: int, name: str, module: Path) -> str:
 
 def failure_classes() -> str:
     return table(
-        ("class", "outcome", "evidence", "infrastructure", "fix"),
+        ("class", "outcome", "evidence", "infrastructure", "skips repeats", "fix"),
         (
             (f"`{row.name}`", row.outcome, "exception" if row in EXCEPTION_CLASSES else "ending",
-             "yes" if row.infrastructure else "", row.fix)
+             "yes" if row.infrastructure else "", "yes" if row.repeats_alike else "", row.fix)
             for row in FAILURE_CLASSES
         ),
     )  # fmt: skip

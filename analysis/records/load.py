@@ -34,7 +34,7 @@ from analysis.records.run import Attempt, PartialAttempt, Run, digests_of
 from analysis.records.steps import Steps, no_steps, read_steps
 from launch.common.atomic_files import dumps, parse_record
 from launch.common.typed_json import from_json
-from launch.contract.bundle import runs_not_needed
+from launch.contract.bundle import runs_not_needed, why_skipped
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
 from launch.contract.plan import Cell, Plan, read_plan
@@ -99,10 +99,14 @@ def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
 
 
 def _load_cell(sweep: SweepPaths, cell: Cell, plan: Plan) -> tuple[Run, ...]:
-    """Load the runs of ``cell``, except optional runs that have not begun (they begin only if a verdict needs them)."""
+    """Load the runs of ``cell``, except those that did not begin and count for nothing.
+
+    These are optional runs, which begin only if a verdict needs them, and runs that would only repeat a failure.
+    """
     spec = cell.run_spec
     runs = (load_run(sweep.run(run_id), run_id, repeat, spec) for repeat, run_id in enumerate(cell.run_ids))
-    wanted = (run for run in runs if run.begun or run.run_id not in plan.runs_if_needed)
+    optional = plan.runs_if_needed
+    wanted = (run for run in runs if run.begun or not (run.run_id in optional or why_skipped(sweep, run.run_id, {})))
     return tuple(replace(run, perturbed=run.run_id not in cell.repeat_ids) for run in wanted)
 
 

@@ -17,7 +17,7 @@ from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import judge_cells
 from launch.common.atomic_files import write_json
 from launch.common.parent_death import die_with_parent
-from launch.contract.bundle import EarlyStop
+from launch.contract.bundle import EarlyStop, why_skipped
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Cell, read_plan
 
@@ -46,7 +46,13 @@ def complete_repeats(sweep: SweepPaths, cells: Sequence[Cell]) -> int | None:
     """Return how many repeats of ``cells``, all of one workload, have ended, or None if a later one has begun."""
     repeats = zip(*(cell.repeat_ids for cell in cells), strict=True)
     attempts = [[sweep.run(run_id).attempts() for run_id in repeat] for repeat in repeats]
-    ended = [all(begun and begun[-1].has_ended for begun in repeat) for repeat in attempts]
+    ended = [
+        all(
+            begun[-1].has_ended if begun else why_skipped(sweep, cell.repeat_ids[number], {})
+            for cell, begun in zip(cells, repeat, strict=True)
+        )
+        for number, repeat in enumerate(attempts)
+    ]
     made = ended.index(False) if False in ended else len(ended)
     return None if any(begun for repeat in attempts[made:] for begun in repeat) else made
 
@@ -72,7 +78,8 @@ def _is_final(result: CellResult) -> bool:
 
 
 def _always_fails(result: CellResult) -> bool:
-    return all(run.attempt is not None and run.attempt.outcome.is_own_failure for run in result.runs)
+    outcomes = [run.attempt.outcome if run.attempt else None for run in result.runs]
+    return all(outcome and (outcome.is_own_failure or outcome.repeats_alike) for outcome in outcomes)
 
 
 def main(folder: str) -> None:

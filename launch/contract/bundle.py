@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,8 @@ from launch.common.atomic_files import RecordError, parse_json
 from launch.common.file_lock import Owner
 from launch.common.regular_file import read_regular
 from launch.common.typed_json import from_json, read_record
-from launch.contract.paths import BundlePaths
+from launch.contract.outcomes import Outcome, read_outcome
+from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Limits
 
 
@@ -83,6 +84,38 @@ def runs_not_needed(bundle: BundlePaths) -> frozenset[str]:
         return frozenset(read_record(EarlyStop, bundle.early_stop).run_ids)
     except (FileNotFoundError, RecordError):
         return frozenset()
+
+
+def why_skipped(sweep: SweepPaths, run_id: str, ordered: Mapping[str, int]) -> str:
+    """Return why a run that never began would only repeat a failure of its cell; "" if it is worth its GPU minutes.
+
+    One failure by settings or installed software suffices. Any other failure counts once a second repeat has confirmed it. An
+    attempt in ``ordered`` that has not begun may still succeed.
+    """
+    cell, _, repeat = run_id.rpartition("-r")
+    if not repeat.isdecimal() or repeat == "0" or sweep.run(run_id).attempt_numbers():
+        return ""
+    first, second = (_latest_outcome(sweep, f"{cell}-r{number}", ordered) for number in (0, 1))
+    if first is None or not (first.repeats_alike or (second is not None and second.confirms(first))):
+        return ""
+    ended = f"{first.outcome} ({first.failure_class}) in {first.phase}"
+    return f"{'repeat 0' if first.repeats_alike else 'repeats 0 and 1'} ended as {ended}, and this one would too"
+
+
+def _latest_outcome(sweep: SweepPaths, run_id: str, ordered: Mapping[str, int]) -> Outcome | None:
+    run = sweep.run(run_id)
+    number = max(run.attempt_numbers(), default=0)
+    try:
+        return read_outcome(run.attempt(number)) if number >= max(1, ordered.get(run_id, 0)) else None
+    except RecordError:
+        return None
+
+
+def runs_not_begun(bundle: BundlePaths, schedule: Sequence[tuple[str, int]]) -> frozenset[str]:
+    """Return the runs of ``schedule`` that nobody begins: no verdict needs them, or they would only repeat a failure."""
+    ordered = dict(schedule)
+    skipped = {run_id for run_id in ordered if why_skipped(bundle.sweep, run_id, ordered)}
+    return runs_not_needed(bundle) | skipped
 
 
 def read_beginnings(bundle: BundlePaths) -> dict[tuple[str, int], Beginning]:

@@ -105,6 +105,8 @@ class Outcome:
     """The node of the rank that failed first, as Slurm names it; empty if unknown or without Slurm."""
     infrastructure: bool = False
     """Whether the failure class blames nodes, network or scheduler."""
+    repeats_alike: bool = False
+    """Whether the failure class blames settings or installed software, so that each repeat of the cell fails alike."""
 
     @property
     def row(self) -> OutcomeRow:
@@ -135,6 +137,17 @@ class Outcome:
     def is_own_failure(self) -> bool:
         """Whether the run's own code, libraries or data failed, so that it may fail again."""
         return self.is_informative and self.row.cause == "run" and self.failure_class not in _ENDED_FROM_OUTSIDE
+
+    @property
+    def needs_other_settings(self) -> bool:
+        """Whether a new attempt fails alike, too, as long as the recipe is the same."""
+        return self.repeats_alike and self.outcome == "CONFIG"
+
+    def confirms(self, other: Outcome) -> bool:
+        """Return whether a repeat that ended like this failed in the same way as ``other``, and nobody ended either."""
+        kinds = {(one.outcome, one.failure_class, one.phase) for one in (self, other)}
+        is_failure = self.is_informative and not self.results_intact and self.failure_class not in _ENDED_FROM_OUTSIDE
+        return is_failure and len(kinds) == 1
 
     def matches(self, expected: Expectation) -> bool:
         return self.outcome == expected.outcome and expected.phase in (None, self.phase)

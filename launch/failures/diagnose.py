@@ -131,6 +131,7 @@ class Diagnosis:
     message: str = ""
     remedy: str = ""
     infrastructure: bool = False
+    repeats_alike: bool = False
 
 
 _JOB_MESSAGES = {
@@ -194,7 +195,8 @@ def diagnose_job_end(state: str, phase: Phase) -> Diagnosis:
 
 def diagnose_as(failure: FailureClass, phase: Phase, message: str, rank: int | None = None) -> Diagnosis:
     """Return the diagnosis for one row of the table of failures."""
-    return Diagnosis(failure.outcome, phase, rank, failure.name, message, failure.fix, failure.infrastructure)
+    of_class = (failure.infrastructure, failure.repeats_alike)
+    return Diagnosis(failure.outcome, phase, rank, failure.name, message, failure.fix, *of_class)
 
 
 def first_exception(exceptions: tuple[RankException, ...]) -> RankException | None:

@@ -21,7 +21,7 @@ from launch.common.atomic_files import JsonLines, RecordError, write_json
 from launch.common.file_lock import Lock, holder, this_process
 from launch.common.regular_file import read_regular
 from launch.common.typed_json import read_record
-from launch.contract.bundle import Beginning, BundleOrder, runs_not_needed
+from launch.contract.bundle import Beginning, BundleOrder, runs_not_begun
 from launch.contract.cancellation import read_cancellation
 from launch.contract.outcomes import OUT_OF_MEMORY_IN_CHECK, Outcome, outcome_to_json
 from launch.contract.paths import UNCHECKED, AttemptPaths, BundlePaths
@@ -87,7 +87,7 @@ class Supervisor:
             tracker.finish(deadline - time.monotonic())
 
     def _next_attempt(self) -> tuple[str, AttemptPaths] | None:
-        """Return the next ordered attempt that has not started, is needed and is not cancelled.
+        """Return the next ordered attempt that has not started, may begin and is not cancelled.
 
         Read the order again, because a command may have ordered more.
         """
@@ -97,9 +97,9 @@ class Supervisor:
             # supervisor.
             if self._job is None and replace(newest, schedule=own.schedule, looks=own.looks) == own:
                 self._order = newest
-        not_needed = runs_not_needed(self._bundle)
+        not_begun = runs_not_begun(self._bundle, self._order.schedule)
         left = ((run_id, attempt) for run_id, attempt in self._attempts() if not attempt.root.exists())
-        return next((one for one in left if one[0] not in not_needed and self._end_request(one[0]) is None), None)
+        return next((one for one in left if one[0] not in not_begun and self._end_request(one[0]) is None), None)
 
     def _claim(self, run_id: str, attempt: AttemptPaths) -> bool:
         """Create the attempt's folder. Return False if another process has created it."""

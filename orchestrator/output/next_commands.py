@@ -42,7 +42,7 @@ def suggest_after(
     failed = [state for state in states.values() if state.failed]
     if failed:
         commands.append(format_command(f"logs {failed[0].run_id}", sweep))
-    if not all(map(_is_resumed, failed)):
+    if not all(_is_resumed(state) or _needs_other_settings(state) for state in failed):
         commands.append(resume_command(sweep, plan, failed=True))
     if not reported and any(state.finished for state in states.values()):
         commands.append(format_command(f"report {plan.name}", sweep))
@@ -52,6 +52,10 @@ def suggest_after(
 def _is_resumed(state: RunState) -> bool:
     """Return whether `resume` begins the run again without --failed."""
     return state.name in ("PLANNED", "INTERRUPTED", "CANCELLED") or (state.failed and not state.ended_by_itself)
+
+
+def _needs_other_settings(state: RunState) -> bool:
+    return state.outcome is not None and state.outcome.needs_other_settings
 
 
 def suggest_while_running(sweep: SweepPaths, plan: Plan) -> list[str]:

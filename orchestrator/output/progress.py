@@ -33,7 +33,9 @@ def print_orders(
     starting = [state for state in states.values() if not state.alive and state.run_id in ordered]
     kept = [state for state in states.values() if not state.alive and state.run_id not in ordered]
     left = {
-        state.run_id: state for state in kept if state.name in ("PLANNED", "INTERRUPTED", "CANCELLED", "NOT_NEEDED")
+        state.run_id: state
+        for state in kept
+        if state.name in ("PLANNED", "INTERRUPTED", "CANCELLED", "NOT_NEEDED", "SKIPPED")
     }
     up_to = "up to " * any(order.looks for order in orders)
     parts = [f"{up_to}{count('run', len(starting))} to start"] if starting else []

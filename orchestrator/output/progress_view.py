@@ -58,7 +58,7 @@ class Progress:
         return done, f"about {duration(self._seconds / gained * (1 - done))} left"
 
     def _share(self, run_id: str, state: RunState) -> float:
-        if state.finished or state.name in ("INTERRUPTED", "NOT_NEEDED"):
+        if state.finished or state.name in ("INTERRUPTED", "NOT_NEEDED", "SKIPPED"):
             return 1.0
         steps: int = self._cells[run_id].spec["training"]["steps"]
         return min(1.0, state.steps_done / max(1, steps))

@@ -61,7 +61,7 @@ def states_to_json(
             "steps_done": steps_done(state, cells[run_id]),
             "steps": cells[run_id].spec["training"]["steps"],
             "expected": state.expected,
-            "message": state.outcome.message if state.outcome else state.damaged,
+            "message": state.outcome.message if state.outcome else state.damaged or state.why_unbegun,
             "job": state.job and members(state.job, "job_id", "state", "reason", "expected_start", "nodes"),
         }
         for run_id, state in states.items()
@@ -94,7 +94,7 @@ def _note(state: RunState) -> str:
         # The class of an exception that no row of the table knows is its type, with which its message begins.
         kind, message = state.outcome.failure_class, state.outcome.message
         return f"{kind}: {message}" if kind and not message.startswith(f"{kind}: ") else message
-    return "its cell's verdicts are settled without it" if state.name == "NOT_NEEDED" else describe_job(state)
+    return state.why_unbegun or describe_job(state)
 
 
 def warn_damage(paths: SweepPaths, states: Mapping[str, RunState]) -> None:

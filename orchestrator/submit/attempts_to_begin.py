@@ -43,7 +43,13 @@ def attempts_to_begin(
         alive = {run_id for run_id in bundle.run_ids if states[run_id].alive}
         if alive and (isinstance(target, Cluster) or any(states[run_id].has_job for run_id in alive)):
             continue
-        wanted = _with_partners(bundle, cells, {r for r in bundle.run_ids if _may_begin(states[r], policy)})
+        chosen = {run_id for run_id in bundle.run_ids if _may_begin(states[run_id], policy)}
+        skipped = {run_id for run_id in bundle.run_ids if states[run_id].name == "SKIPPED"}
+        if policy == "failed":
+            # Its supervisor begins a skipped run if those on which it depends fail no more.
+            again = {cells[run_id].cell_id for run_id in chosen}
+            chosen |= {run_id for run_id in skipped if cells[run_id].cell_id in again}
+        wanted = _with_partners(bundle, cells, chosen) - (skipped - chosen)
         if policy == "infrastructure":
             # A run that failed by its own fault is not retried unasked, even with a partner: a success would hide the failure.
             wanted -= {r for r in wanted if states[r].ended_by_itself and not states[r].has_results}

@@ -16,7 +16,7 @@ from pathlib import Path
 from launch.common.checkout import add_to_python_path
 from launch.common.file_lock import Lock, holder
 from launch.common.poll_interval import poll_interval
-from launch.contract.bundle import BundleOrder, runs_not_needed
+from launch.contract.bundle import BundleOrder, runs_not_begun
 from launch.contract.cancellation import read_cancellation
 from launch.contract.errors import OrchestratorError
 from launch.contract.paths import BundlePaths, SweepPaths
@@ -191,13 +191,13 @@ def _planned_order(sweep: SweepPaths) -> Callable[[_OpenBundle], int]:
 
 def _unbegun(bundle: BundlePaths, schedule: Sequence[tuple[str, int]]) -> int:
     cancellation = read_cancellation(bundle)
-    not_needed = runs_not_needed(bundle)
-    wanted = [
-        (run_id, number)
+    left = [
+        run_id
         for run_id, number in schedule
-        if run_id not in not_needed and not (cancellation and cancellation.covers(run_id))
+        if not bundle.sweep.run(run_id).attempt(number).root.exists()
+        and not (cancellation and cancellation.covers(run_id))
     ]
-    return sum(not bundle.sweep.run(run_id).attempt(number).root.exists() for run_id, number in wanted)
+    return len(set(left) - runs_not_begun(bundle, schedule)) if left else 0
 
 
 def main(folder: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from launch.common.atomic_files import parse_json
 from launch.common.file_lock import UNNAMED, Owner, holder
 from launch.common.regular_file import read_regular
-from launch.contract.bundle import Beginning, BundleOrder, read_beginnings, runs_not_needed
+from launch.contract.bundle import Beginning, BundleOrder, read_beginnings, runs_not_begun, runs_not_needed
 from launch.contract.cancellation import Cancellation, read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from orchestrator.slurm.job_listing import UNHEARD, Job
@@ -65,6 +65,10 @@ class BundleOwner:
     def not_needed(self) -> frozenset[str]:
         return runs_not_needed(self.bundle)
 
+    @cached_property
+    def not_begun(self) -> frozenset[str]:
+        return runs_not_begun(self.bundle, self.order.schedule if self.order else ())
+
     @property
     def job(self) -> Job | None:
         return self.submissions.job if self.submissions else None
@@ -107,7 +111,7 @@ class BundleOwner:
         return ordered and not self.lives and not covered and self._is_due(run_id, started)
 
     def _is_due(self, run_id: str, started: int) -> bool:
-        return self.ordered.get(run_id, 0) > started and run_id not in self.not_needed
+        return self.ordered.get(run_id, 0) > started and run_id not in self.not_begun
 
     @cached_property
     def launches(self) -> int:

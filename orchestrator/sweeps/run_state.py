@@ -9,7 +9,7 @@ from typing import Literal
 
 from launch.common.atomic_files import RecordError
 from launch.common.regular_file import read_regular
-from launch.contract.bundle import runs_not_needed
+from launch.contract.bundle import runs_not_begun, why_skipped
 from launch.contract.outcomes import Expectation, Outcome, OutcomeName, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
 from launch.contract.plan import Plan, PlannedBundle
@@ -21,7 +21,7 @@ from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.store import bundles, read_order
 from orchestrator.sweeps.submissions import Submission, read_submissions
 
-StateName = OutcomeName | Literal["PLANNED", "QUEUED", "RUNNING", "INTERRUPTED", "NOT_NEEDED"]
+StateName = OutcomeName | Literal["PLANNED", "QUEUED", "RUNNING", "INTERRUPTED", "NOT_NEEDED", "SKIPPED"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class RunState:
     """Whether the job has ended without starting the ordered attempt."""
     launches: int = 0
     """For an abandoned run: how often its bundle was submitted to Slurm without starting any attempt."""
+    why_unbegun: str = ""
+    """Why nobody begins a run that is NOT_NEEDED or SKIPPED."""
     damaged: str = ""
     """Why the outcome of the latest attempt cannot be read; empty if it can be read or there is none."""
 
@@ -127,7 +129,7 @@ def _is_unsettled(sweep: SweepPaths, bundle: BundlePaths) -> bool:
         return False
     latest = {run: sweep.run(run).attempt(max((k, *sweep.run(run).attempt_numbers()))) for run, k in order.schedule}
     unended = {run for run, attempt in latest.items() if not attempt.has_ended}
-    return bool(unended and unended - runs_not_needed(bundle))
+    return bool(unended and unended - runs_not_begun(bundle, order.schedule))
 
 
 def _state(owner: BundleOwner, run_id: str, expect: Expectation) -> RunState:
@@ -147,8 +149,11 @@ def _state_of_attempt(owner: BundleOwner, run: RunPaths, number: int, expect: Ex
     """Return the state of a run, from its latest attempt. ``number`` is that attempt's number, or 0 if there is none."""
     run_id = run.run_id
     if number == 0:
-        unordered: StateName = "CANCELLED" if owner.cancelled(run_id) else "PLANNED"
-        return RunState(run_id, "NOT_NEEDED" if run_id in owner.not_needed else unordered, 1)
+        if run_id in owner.not_needed:
+            return RunState(run_id, "NOT_NEEDED", 1, why_unbegun="its cell's verdicts are settled without it")
+        if reason := why_skipped(owner.sweep, run_id, owner.ordered):
+            return RunState(run_id, "SKIPPED", 1, why_unbegun=f"{reason}; resume --failed tries again")
+        return RunState(run_id, "CANCELLED" if owner.cancelled(run_id) else "PLANNED", 1)
     attempt = run.attempt(number)
     try:
         outcome = read_outcome(attempt)

@@ -110,3 +110,23 @@ def test_a_trainer_becomes_a_report(host: Host, framework: str) -> None:
     assert graphed["verdict"]["verdict"] == "BITWISE", graphed["verdict"]
     text = (host.sweep(framework).report / "report.md").read_text()
     assert f"| choices.loss | {sources[0]} |" in text and f"| choices.grad_norm | {sources[1]} |" in text
+
+
+def test_repeats_that_would_only_fail_alike_are_skipped_until_their_first_one_is_mended(host: Host) -> None:
+    (host.folder / "train.py").write_text(f"import sys\nif '--compile' in sys.argv: import not_there\n{PROGRAM}")
+    content = program_recipe("mine", RUN, GRAPHS) | {"repeats": 3}
+    done = host.run("sweep", host.write(content))
+    assert list(host.states("mine").values()).count("ENVIRONMENT") == 1 and done.returncode != 0
+    status = host.run("status", "mine").stdout
+    assert "mine: 3 COMPLETED, 1 ENVIRONMENT, 2 SKIPPED" in status
+    assert (
+        "repeat 0 ended as ENVIRONMENT (IMPORT) in init, and this one would too; resume --failed tries again" in status
+    )
+    report = (host.sweep("mine").report / "report.md").read_text()
+    assert (
+        "- **SKIPPED** A1, repeats 1, 2: another run would end like those above" in report
+        and "no attempt has begun" not in report
+    )
+    (host.folder / "train.py").write_text(PROGRAM)
+    host.run("resume", "mine", "--failed")
+    assert set(host.states("mine").values()) == {"COMPLETED"}

@@ -18,7 +18,9 @@ LONGEST_MESSAGE = 600
 
 
 def render(report: ReportData) -> list[str]:
-    lines = [line for result in report.shown for line in (*_failed(result), *_without_outcome(result))]
+    lines = [
+        line for result in report.shown for line in (*_failed(result), *_without_outcome(result), *_skipped(result))
+    ]
     return ["## Failures", "\n".join(lines)] if lines else []
 
 
@@ -37,6 +39,17 @@ def _without_outcome(result: CellResult) -> Iterator[str]:
     )
     for (status, reason, perturbed), repeats in runs.items():
         yield escape(f"- **{status}** {result.name}, {_named(repeats, perturbed)}: {reason}.")
+
+
+def _skipped(result: CellResult) -> Iterator[str]:
+    """Yield a line for the repeats that would only repeat the failures above."""
+    loaded = {run.run_id for run in result.runs}
+    repeats = [number for number, run_id in enumerate(result.cell.repeat_ids) if run_id not in loaded]
+    if repeats:
+        yield escape(
+            f"- **SKIPPED** {result.name}, {numbered('repeat', repeats)}: another run would end like those above; `resume` with "
+            "`--failed` tries again."
+        )
 
 
 def _named(repeats: Sequence[int], perturbed: bool) -> str:

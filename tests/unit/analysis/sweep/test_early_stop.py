@@ -63,6 +63,12 @@ def fail(record: AttemptRecord) -> None:
     record.end(outcome="CUDA_OOM", phase="capture", failure_class="CUDA_OOM")
 
 
+def misconfigured(record: AttemptRecord) -> None:
+    """Fail by settings, so that the repeats after the first one are skipped."""
+    record.begun = record.spec.repeat == 0
+    record.end(outcome="CONFIG", phase="init", failure_class="UNSUPPORTED", repeats_alike=True)
+
+
 @pytest.mark.parametrize(
     ("made", "edit", "stops"),
     [
@@ -76,11 +82,12 @@ def fail(record: AttemptRecord) -> None:
         (2, graphed(unsteady), False),
         (2, graphed(diverge), True),
         (2, graphed(fail), True),
+        (2, graphed(misconfigured), True),
         (2, lambda record: None if record.spec.graphed else fail(record), True),
         (2, graphed(lambda record: record.end(outcome="NODE_FAIL")), False),
     ],
     ids=[
-        "faster, 2", "faster, 4", "no look at 1", "no look at 3", "all are made", "slightly, 2", "slightly, 4", "unsteady", "diverged", "graphed runs fail",
+        "faster, 2", "faster, 4", "no look at 1", "no look at 3", "all are made", "slightly, 2", "slightly, 4", "unsteady", "diverged", "graphed runs fail", "a repeat is skipped",
         "eager runs fail", "a node fails",
     ],
 )  # fmt: skip

@@ -32,6 +32,9 @@ def test_a_command_starts_this_interpreter_and_names_another_store(
     ("ended", "options"),
     [
         (["COMPLETED"], []),
+        (["CONFIG"], []),
+        (["CONFIG", "CONFIG", "HANG"], [" --failed"]),
+        (["ENVIRONMENT"], [" --failed"]),
         (["CANCELLED", "COMPLETED"], [""]),
         (["NODE_FAIL"], [""]),
         (["HANG"], [" --failed"]),
@@ -43,7 +46,11 @@ def test_only_runs_that_failed_by_themselves_need_a_resume_with_failed(
 ) -> None:
     states = {
         str(number): RunState(
-            str(number), name, 2, outcome=Outcome(name, "init", "", 1.0, 2.0), expected=name == "COMPLETED"
+            str(number),
+            name,
+            2,
+            outcome=Outcome(name, "init", "", 1.0, 2.0, repeats_alike=True),
+            expected=name == "COMPLETED",
         )
         for number, name in enumerate(ended)
     }

@@ -32,7 +32,7 @@ PROPERTY = settings(max_examples=50, suppress_health_check=[HealthCheck.function
 
 # State of each run, in a bundle of two repeats: eager 0, compiled 0, eager 1, compiled 1.
 #   . planned   + completed as expected   ! ended otherwise   i interrupted   c cancelled   r running   q queued
-#   n its node failed   a ordered, and its job ended before it began
+#   n its node failed   s skipped   a ordered, and its job ended before it began
 STATES: Mapping[str, tuple[StateName, bool, bool]] = {  # name, ended, expected
     ".": ("PLANNED", False, True),
     "+": ("COMPLETED", True, True),
@@ -42,6 +42,7 @@ STATES: Mapping[str, tuple[StateName, bool, bool]] = {  # name, ended, expected
     "r": ("RUNNING", False, True),
     "q": ("QUEUED", False, True),
     "n": ("NODE_FAIL", True, False),
+    "s": ("SKIPPED", False, True),
 }
 ORDERS: list[tuple[str, str, str, str]] = [
     # States, and the runs that each policy begins (x): new, unfinished, failed.
@@ -65,6 +66,9 @@ ORDERS: list[tuple[str, str, str, str]] = [
     ("+rq!", "", "", "  xx"),
     ("+n++", "", "xx", "xx"),  # A run that infrastructure ended counts as interrupted.
     ("+n!+", "", "xx", "xxxx"),
+    ("+!s+", "", "", "xxxx"),
+    ("+!si", "", "   x", "xxxx"),
+    ("++s+", "", "", ""),  # Its failure was expected.
 ]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from launch.common.atomic_files import JsonLines, write_json
 from launch.common.file_lock import Lock, this_process
-from launch.contract.bundle import Beginning, BundleOrder, EarlyStop, Step
+from launch.contract.bundle import Beginning, BundleOrder, EarlyStop, Step, why_skipped
 from launch.contract.outcomes import Outcome, outcome_to_json
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Limits, Plan, read_plan
@@ -44,13 +44,13 @@ class Sweep:
         order = BundleOrder(self.bundle.root.name, "workload", pairs, Limits(), 1, ("cpu",), step=step)
         write_json(self.bundle.order, order)
 
-    def begin(self, run: int, attempt: int = 1, outcome: str | None = None) -> None:
+    def begin(self, run: int, attempt: int = 1, outcome: str | None = None, **ending: object) -> None:
         paths = self.paths.run(self.run_ids[run]).attempt(attempt)
         with JsonLines(self.bundle.begun) as lines:
             lines.write(Beginning(self.run_ids[run], attempt, time.time(), self.supervisor))
         paths.logs.mkdir(parents=True)
         if outcome:
-            record = Outcome(outcome, "measure", "a", 1.0, time.time())  # type: ignore[arg-type]
+            record = Outcome(outcome, "measure", "a", 1.0, time.time(), **ending)  # type: ignore[arg-type]
             write_json(paths.outcome, outcome_to_json(paths, record))
 
     def states(self, **jobs: str) -> list[str]:
@@ -456,3 +456,41 @@ def test_a_run_that_no_verdict_needs_is_not_begun_by_anybody(sweep: Sweep) -> No
     assert sweep.states() == done
     sweep.begin(2, outcome="COMPLETED")
     assert sweep.states() == ["COMPLETED", "COMPLETED", "COMPLETED", "NOT_NEEDED"]
+
+
+def test_a_repeat_that_would_only_fail_alike_is_not_begun_before_its_first_one_is_tried_again(sweep: Sweep) -> None:
+    sweep.submit("12", (0, 1), (1, 1), (2, 1), (3, 1))
+    sweep.take()
+    sweep.begin(0, outcome="COMPLETED")
+    sweep.begin(1, outcome="CONFIG", failure_class="UNSUPPORTED", repeats_alike=True)
+    assert sweep.states(j12="RUNNING") == ["COMPLETED", "CONFIG", "SKIPPED", "QUEUED*"]
+    assert "repeat 0 ended as CONFIG (UNSUPPORTED) in measure" in sweep.all()[2].why_unbegun
+    sweep.begin(3, outcome="COMPLETED")
+    done = ["COMPLETED", "CONFIG", "SKIPPED", "COMPLETED"]
+    assert sweep.states(j12="COMPLETED") == sweep.states() == done
+    assert not any(state.abandoned for state in sweep.all(j12="COMPLETED")), "nothing is submitted again"
+    assert not open_submissions(sweep.paths), "Slurm is not asked for its job any more"
+    sweep.order((2, 1))
+    assert not has_pending(sweep.paths), "nor does the queue of a host begin it"
+    sweep.order((1, 2), (2, 1))
+    queue = taken(sweep.paths.queue_lock)
+    assert sweep.states() == ["COMPLETED", "QUEUED*", "QUEUED*", "COMPLETED"], "what `resume --failed` orders"
+    queue.release()
+    sweep.begin(1, 2, outcome="COMPLETED")
+    assert has_pending(sweep.paths) and sweep.states() == ["COMPLETED", "COMPLETED", "PLANNED", "COMPLETED"]
+
+
+@pytest.mark.parametrize(
+    ("second", "skipped"),
+    [(("CUDA_OOM", "OOM"), True), (("CUDA_OOM", "OOM_CAPTURE"), False), (("COMPLETED", ""), False), (None, False)],
+)
+def test_any_other_failure_takes_a_second_repeat_to_confirm_it(
+    tmp_path: Path, second: tuple[str, str] | None, skipped: bool
+) -> None:
+    sweep = Sweep(tmp_path)
+    cell = sweep.run_ids[1].removesuffix("-r0")
+    for number, ending in enumerate([("CUDA_OOM", "OOM"), second]):
+        if ending is not None:
+            sweep.begin(number + 1, outcome=ending[0], failure_class=ending[1])
+    assert bool(why_skipped(sweep.paths, f"{cell}-r2", {})) == skipped
+    assert not why_skipped(sweep.paths, f"{cell}-r2", {f"{cell}-r1": 2}), "an attempt that is ordered may succeed"
