@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from analysis.compare.cell_changes import KINDS, NOTHING_WORSE
-from analysis.compare.sweep_changes import Comparison
+from analysis.compare.sweep_changes import Comparison, ProvenanceDifference
+from launch.common.text import count
 
 _BY_LABEL = "matched by label, since their ids differ (other settings, or fields of another version)"
+
+_KERNELS = re.compile(
+    r"torch|triton|transformer[-_]engine|megatron-(core|bridge)|flash[-_]attn.*|apex|nvidia-(nccl|cudnn|cublas|cuda-runtime)(-cu\d+)?"
+)
+"""The packages that bring kernels, or choose them."""
 
 
 def format_comparison(comparison: Comparison, before: str, after: str) -> str:
@@ -25,9 +32,19 @@ def _lines(comparison: Comparison) -> Iterator[str]:
             for line in (cell.label, *(f"  {one.aspect}: {one.before} -> {one.after}" for one in cell.differences))
         ])  # fmt: skip
     yield from _section(_BY_LABEL, [cell.label for cell in comparison.cells if cell.matched == "label"])
-    around = {"the environment differs in": comparison.environment, "the recipe differs in": comparison.recipe}
-    for heading, found in around.items():
-        yield from _section(heading, [f"{one.key}: {one.before} -> {one.after}" for one in found])
+    yield from _section("the environment differs in", _without_minor_packages(comparison.environment))
+    yield from _section("the recipe differs in", _differing(comparison.recipe))
+
+
+def _without_minor_packages(found: Sequence[ProvenanceDifference]) -> list[str]:
+    """Return a line for each difference, and one for all packages that hardly change numbers or speed."""
+    minor = [one for one in found if one.key.startswith("packages.") and not _KERNELS.fullmatch(one.key[9:].lower())]
+    rest = [f"{count('other package', len(minor))} differ (--json lists each)"] if minor else []
+    return [*_differing(one for one in found if one not in minor), *rest]
+
+
+def _differing(found: Iterable[ProvenanceDifference]) -> list[str]:
+    return [f"{one.key}: {one.before} -> {one.after}" for one in found]
 
 
 def _section(heading: str, lines: list[str]) -> Iterator[str]:

@@ -26,6 +26,7 @@ from analysis.compare.golden import (
     golden_to_json,
     read_golden,
 )
+from analysis.compare.render import format_comparison
 from analysis.compare.sweep_changes import Comparison, compare_sweeps, comparison_to_json
 from analysis.report.write_report import write_report
 from analysis.verdict.verdict import VERDICTS
@@ -536,6 +537,17 @@ def test_the_environment_and_the_recipe_are_held_against_each_other(tmp_path: Pa
     recipe = [(one.key, one.before, one.after) for one in comparison.recipe]
     assert recipe == [("engine", "torch_native", "unset"), ("training.steps", "unset", "50")]
     assert compare_sweeps(golden, dataclasses.replace(golden, recipe="a: [")).recipe
+
+
+def test_packages_without_kernels_are_counted(golden: Golden) -> None:
+    """A program's environment holds hundreds of packages. An engine of this project records none of them."""
+    names = ("torch", "nvidia-nccl-cu13", "transformer_engine", "triton", "torchvision", "wheel", "yarl")
+    provenance = {**golden.provenance, **{f"packages.{name}": (("1", 4),) for name in names}}
+    comparison = compare_sweeps(golden, dataclasses.replace(golden, provenance=provenance))
+    said = format_comparison(comparison, "a", "b").partition("the environment differs in:\n")[2].splitlines()
+    kept = [f"  packages.{name}: unset -> 1" for name in ("nvidia-nccl-cu13", "torch", "transformer_engine", "triton")]
+    assert said == [*kept, "  3 other packages differ (--json lists each)"]
+    assert len(comparison_to_json(comparison)["environment"]) == len(names)
 
 
 def test_two_spellings_of_a_number_are_no_difference(golden: Golden) -> None:
