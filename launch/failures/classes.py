@@ -99,7 +99,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
 # Ends without an exception that explains them.
 CANCELLED = FailureClass("CANCELLED", "CANCELLED", "resume the sweep to run it again", job_states=("CANCELLED", "REVOKED"))  # fmt: skip
 TIMEOUT = FailureClass("TIMEOUT", "TIMEOUT", "raise resources.minutes_per_run, or lower training.steps")
-HANG = FailureClass("HANG", "HANG", "the logs hold every rank's stack at that moment; raise resources.hang_minutes if a step may take that long")  # fmt: skip
+HANG = FailureClass("HANG", "HANG", "the logs hold every rank's stack at that moment; raise resources.hang_minutes if a step, or loading and compiling before the first one, may be silent for that long")  # fmt: skip
 TEARDOWN_HANG = FailureClass(
     "TEARDOWN_HANG",
     "TEARDOWN_HANG",

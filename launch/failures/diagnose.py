@@ -257,7 +257,9 @@ def _without_cause(evidence: Evidence, consequence: RankException | None) -> Dia
     if evidence.ended_by == "deadline":
         return diagnose_as(classes.TIMEOUT, evidence.phase, f"not finished after {evidence.limit_seconds:g} s")
     if evidence.ended_by == "hang":
-        return diagnose_as(classes.HANG, evidence.phase, f"no sign of life for {evidence.limit_seconds:g} s")
+        words = evidence.last_words.get(0, LastWords()).text if evidence.phase in ("init", "build") else ""
+        said = f" before the first step; rank 0 printed last: {words}" if words else ""
+        return diagnose_as(classes.HANG, evidence.phase, f"no sign of life for {evidence.limit_seconds:g} s{said}")
     return _from_exit(evidence)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from launch.contract.spec import first_of_task
 from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, diagnose
 from launch.failures.evidence import read_evidence, read_last_words, record_bytes
 from launch.failures.job_outcome import make_outcome
+from launch.supervise.compilers import CompilerWatch
 
 POLL_SECONDS = 0.1
 SUSPENDED_SECONDS = 5.0
@@ -133,7 +135,7 @@ def _write_when_disk_has_space(
 
 def _watch(attempt: AttemptPaths, ranks: Ranks, limits: Limits, end_request: Callable[[], EndedBy | None]) -> EndedBy:
     begun = last_sign = now = time.monotonic()
-    size = -1
+    compilers, size = CompilerWatch(os.getpid(), now), -1
     while ranks.poll() is None:
         time.sleep(POLL_SECONDS)
         before, now = now, time.monotonic()
@@ -142,6 +144,8 @@ def _watch(attempt: AttemptPaths, ranks: Ranks, limits: Limits, end_request: Cal
             begun, last_sign = begun + now - before, now
         if (grown := record_bytes(attempt)) != size:
             size, last_sign = grown, now
+        if not attempt.metrics.exists() and compilers.are_busy(now):
+            last_sign = now
         if (ended_by := end_request()) is not None:
             return ended_by
         if now - begun > limits.run_seconds:

@@ -7,6 +7,7 @@ one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from launch.common.atomic_files import write_json
 from launch.common.parent_death import PARENT
 from launch.contract.paths import AttemptPaths
 from launch.contract.spec import read_spec
+from launch.supervise.compilers import LOOK_SECONDS, CompilerWatch
 from launch.supervise.local_ranks import rank_program
 from launch.supervise.oom_kills import oom_kills
 
@@ -39,11 +41,24 @@ def main(arguments: list[str]) -> int:
         [sys.executable, "-u", "-m", module, str(attempt.root)], env={**os.environ, **place, PARENT: str(os.getpid())}
     )
     signal.signal(signal.SIGTERM, lambda *_: worker.terminate())
-    code = worker.wait()
+    code = _wait(worker, attempt)
     rank = int(place["RANK"])
     end = {"rank": rank, "code": code, "time": time.time(), "node": os.environ.get("SLURMD_NODENAME", "")}
     write_json(attempt.rank_exit(rank), end | {"oom_killed": oom_kills() > killed_before})
     return code if code >= 0 else 128 - code
+
+
+def _wait(worker: subprocess.Popen[bytes], attempt: AttemptPaths) -> int:
+    """Wait for the rank, and return its exit code. Until the first step, print while compilers work.
+
+    The line goes to the attempt's launcher.log, where it counts as a sign of life: the supervisor may be on another node.
+    """
+    compilers = CompilerWatch(os.getpid(), time.monotonic())
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return worker.wait(LOOK_SECONDS)
+        if not attempt.metrics.exists() and compilers.are_busy(time.monotonic()):
+            sys.stderr.write(f"{os.environ.get('SLURMD_NODENAME', '')}: compilers work\n")
 
 
 def rank_place(environment: Mapping[str, str], ranks_per_task: int) -> dict[str, str]:

@@ -592,3 +592,11 @@ def test_an_error_of_nccl_that_names_its_own_cause_is_no_consequence(last: str, 
     later = said(0, 2.0, "RuntimeError", "The size of tensor a (3) must match")
     found = diagnose(ended(exceptions=(later, nccl)))
     assert (found.failure_class, found.rank) == (name, 1)
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"), [("build", " before the first step; rank 0 printed last: compiling"), ("measure", "")]
+)
+def test_a_hang_before_the_first_step_says_what_the_run_was_doing(phase: Phase, said: str) -> None:
+    found = diagnose(Evidence("hang", 0, {0: phase}, limit_seconds=600, last_words={0: LastWords(message="compiling")}))
+    assert (found.outcome, found.message) == ("HANG", f"no sign of life for 600 s{said}")

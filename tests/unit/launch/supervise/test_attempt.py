@@ -11,7 +11,7 @@ from launch.contract.outcomes import read_outcome
 from launch.contract.paths import AttemptPaths
 from launch.contract.plan import Limits
 from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit
-from launch.supervise import attempt
+from launch.supervise import attempt, compilers
 
 LIMITS = Limits(run_seconds=100.0, hang_seconds=50.0)
 
@@ -116,3 +116,15 @@ def test_the_exit_code_is_that_of_the_rank_that_is_blamed(tmp_path: Path) -> Non
     attempt.run_attempt(paths, Crashed(), LIMITS, "b", lambda: None)
     outcome = read_outcome(paths)
     assert outcome is not None and (outcome.failure_class, outcome.rank, outcome.exit_code) == ("SIGSEGV", 1, -11)
+
+
+@pytest.mark.parametrize(("steps", "ended_by"), [(False, "itself"), (True, "hang")])
+def test_compilers_that_work_are_a_sign_of_life_until_the_first_step(
+    steps: bool, ended_by: EndedBy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, paths = Clock({}), AttemptPaths(tmp_path)
+    if steps:
+        paths.metrics.write_text("{}\n")
+    monkeypatch.setattr(attempt, "time", SimpleNamespace(sleep=clock.sleep, monotonic=clock.monotonic))
+    monkeypatch.setattr(compilers, "compiler_seconds", lambda ancestor: clock.now)
+    assert attempt._watch(paths, Silent(700), LIMITS, lambda: None) == ended_by  # type: ignore[arg-type]
