@@ -56,8 +56,8 @@ def interval_check(interval: Interval) -> Check:
     return lambda number: None if number in interval else Flaw(f"must be {interval}", fix)
 
 
-def checked_field(default: Any, check: Check | None, **metadata: Any) -> Any:
-    """Declare a field of a dataclass whose values ``check`` judges."""
+def checked_field(default: Any, check: Check | None = None, **metadata: Any) -> Any:
+    """Declare a field of a dataclass whose values ``check`` judges. ``instead`` has the fixes of values that it does not take."""
     return field(default=default, metadata={"check": check, **metadata})
 
 
@@ -71,6 +71,7 @@ class Schema:
         """
         fields = dataclasses.fields(cls)
         self.fields = tuple(field.name for field in fields)
+        self._instead = {field.name: field.metadata.get("instead", {}) for field in fields}
         self._checks = {field.name: field.metadata.get("check") for field in fields} | dict(checks or {})
         self._separator = separator
         self._types = typing.get_type_hints(cls)
@@ -119,7 +120,9 @@ class Schema:
         return _TYPE_NAMES[typing.get_origin(plain) or plain] + null
 
     def suggest_value(self, key: str, value: Any) -> str:
-        """Return the fix for a ``value`` that field ``key`` does not take."""
+        """Return the fix for a ``value`` that field ``key`` does not take. ``instead`` of its metadata has those of known ones."""
+        if fix := self._instead[key].get(str(value)):
+            return str(fix)
         if self.choices(key):
             # No suggestion is better than a wrong one, and "gpu" is two thirds of "cpu".
             return suggestion(value, self.choices(key), otherwise="write one of them", cutoff=0.7)

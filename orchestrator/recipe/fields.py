@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from launch.common.redact import is_secret_name
 from launch.contract.graph_impls import GRAPH_SCOPES
@@ -49,7 +49,7 @@ class Resources:
 
     nodes: int = checked_field(1, interval_check(POSITIVE))
     gpus_per_node: int = checked_field(0, interval_check(COUNT))
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = checked_field("auto", instead={"gpu": "write cuda"})
     threads_per_rank: int = checked_field(1, interval_check(POSITIVE))
     minutes_per_run: float = checked_field(30.0, interval_check(ABOVE_ZERO))
     hang_minutes: float = checked_field(10.0, interval_check(ABOVE_ZERO))
@@ -103,7 +103,10 @@ class TopLevel:
     """The fields at the top of a recipe that are in no section."""
 
     name: str = checked_field("", _check_sweep_name)
-    engine: EngineName = "torch_native"
+    engine: EngineName = checked_field(  # noqa: RUF009 (ruff does not see that the type is immutable)
+        "torch_native",
+        instead={name: f"write engine: command, and command.framework: {name}" for name in get_args(FrameworkName)},
+    )
     megatron_core: MegatronCore = "0.16"
     profile: Profiler = "none"
     repeats: int | str = checked_field(
@@ -128,12 +131,21 @@ def _check_placeholders(words: Any) -> Flaw | None:
     return Flaw(f"{{{name}}} is not a placeholder", suggestion(name, PLACEHOLDERS, fix))
 
 
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_READ_BY_SHELLS = re.compile(r"\$[A-Za-z_(]|^(\d*[<>]+(&\d|/?[\w.]+[\w./-]*)?|&>.*|\|\|?|&&?|.*;)$")
+
+
 def _check_command(run: str) -> Flaw | None:
     fix = "write the command line as in a shell. It runs without one: for variables and pipes write bash -c '...'"
     try:
         words = shlex.split(run)
     except ValueError as error:
         return Flaw(f"not the words of a command: {str(error).lower()}", f"close its quotes: {fix}")
+    if words and _ASSIGNMENT.match(words[0]):
+        return Flaw(f"{words[0]} is no program", "write it under environment, or write env before it")
+    read = next((word for word in words if _READ_BY_SHELLS.search(word)), None) if "-c" not in words else None
+    if read is not None:
+        return Flaw(f"without a shell, the program would get {read} as an argument", fix)
     if words and PurePath(words[0]).name in ("srun", "sbatch", "salloc"):
         # The run would be in another job or step, where nothing observes it, and which outlives it.
         inside = f"write the command that {words[0]} starts; resources and the cluster's profile give the job"

@@ -10,9 +10,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from launch import ROOT
 from launch.contract.plan import Margins
+from launch.contract.spec import FrameworkName
 from orchestrator.errors import InputError, input_error
 from orchestrator.recipe.axes import Axes, read_axes, swept_fields
 from orchestrator.recipe.field_check import check_fields
@@ -79,7 +81,9 @@ def find_recipe(written: Path) -> Path:
         return shipped
     found = find_yaml(str(written).removesuffix(".yaml"), _FOLDERS)
     if found is None:
-        files = suggestion(written, map(str, written.parent.glob("*.yaml")), otherwise="", cutoff=0.8)
+        files = suggestion(
+            written.with_suffix(".yaml"), map(str, written.parent.glob("*.yaml")), otherwise="", cutoff=0.8
+        )
         raise input_error(str(written), "no such file or directory", files or suggest_yaml(written.stem, _FOLDERS))
     return found
 
@@ -162,7 +166,8 @@ def _check_complete(axes: Axes, source: SourceFields) -> None:
     names = {place.partition(".")[0] for place in (*source.fields, *swept_fields(axes))}
     if "name" not in names:
         source.problem_at("name", "a recipe needs a name", "write name: tiny_moe")
-    is_command = source.fields.get("engine") == "command"
+    # An engine that is the name of a framework has its own message.
+    is_command = source.fields.get("engine") in ("command", *get_args(FrameworkName))
     if "model" not in names and not is_command:
         source.problem_at("model", "a recipe needs a model", "write model: {preset: tiny_moe}, or its fields")
     for place in (name for name in ("model", "data", "fault") if is_command and name in names):

@@ -135,7 +135,7 @@ def _suggest_syntax(text: str) -> str:
     tabs = [n for n, line in enumerate(text.splitlines(), 1) if "\t" in line[: len(line) - len(line.lstrip())]]
     if tabs:
         return f"line {tabs[0]} is indented with a tab: YAML wants spaces"
-    return "look for an open bracket or quote, or for uneven indentation, up to this line"
+    return "look for an open bracket or quote, uneven indentation, or braces in a text without quotes, up to this line"
 
 
 def _build_page(root: yaml.Node, file: str) -> Page:

@@ -185,7 +185,7 @@ def report_disk_errors(sweep: SweepPaths) -> Iterator[None]:
     except OSError as error:
         if error.errno in MISPLACED:
             raise SystemFault(explain(error)) from error
-        fix = "free space there, or choose" if error.errno in FULL else "choose"
+        fix = "free space there, or choose" if error.errno in FULL else "make it writable, or choose"
         raise SystemFault(
             f"{sweep.root}: cannot be written ({error.strerror}); {fix} another place with --store"
         ) from error

@@ -3,6 +3,7 @@ mistakes."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,11 @@ def test_flags_are_axes(tmp_path: Path) -> None:
             "/bin/sbatch asks for a job of its own\n    write the command",
         ),
         (HEAD + COMMAND.replace("python", "srun python"), "srun asks for a job of its own"),
+        (HEAD + COMMAND.replace("python t.py", "X=1 python t.py"), "X=1 is no program\n    write it under environment"),
+        (HEAD + COMMAND.replace("python t.py", "cd /x && python t.py"), "the program would get && as an argument"),
+        (HEAD + COMMAND.replace("t.py", "t.py 2>&1 | tee log"), "the program would get 2>&1 as an argument"),
+        (HEAD + COMMAND.replace("t.py", "t.py >log"), "the program would get >log as an argument"),
+        (HEAD + COMMAND.replace("t.py", "t.py --out=$HOME"), "the program would get --out=$HOME as an argument"),
         (HEAD + COMMAND.replace("t.py", '"t.py'), "not the words of a command: no closing quotation"),
         (HEAD + COMMAND.replace("[-g]", '["\\0"]'), "a null character"),
         (HEAD + COMMAND.replace("python t.py", '"python \\0"'), "a null character"),
@@ -95,3 +101,18 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError) as raised:
         cells(tmp_path, text)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "words", ["bash -c 'cd $HOME && python t.py > log'", "python t.py --pattern '<s>' --blend '1;2' --match 'a$'"]
+)
+def test_what_a_shell_would_read_may_be_meant(tmp_path: Path, words: str) -> None:
+    (graphed, *_) = cells(tmp_path, HEAD + COMMAND.replace("python t.py", json.dumps(words)))
+    assert graphed
+
+
+def test_an_engine_that_is_a_framework_is_one_problem(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as raised:
+        cells(tmp_path, HEAD.replace("engine: command", "engine: torchtitan") + COMMAND)
+    (problem,) = raised.value.problems
+    assert problem.fix == "write engine: command, and command.framework: torchtitan"

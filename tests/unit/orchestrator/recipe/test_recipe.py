@@ -132,7 +132,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ('r.yaml:7: training.precision = "fp16"', "not one of fp32, bf16", "did you mean 'bf16'?"),
             ("r.yaml:8: training.seed = true", "not a whole number", "write a whole number"),
             ("r.yaml:9: repeats = 1.5", "not a whole number", "write a whole number"),
-            ('r.yaml:10: resources.device = "gpu"', "not one of auto, cpu, cuda", "write one of them"),
+            ('r.yaml:10: resources.device = "gpu"', "not one of auto, cpu, cuda", "write cuda"),
         ],
     ),
     "null where it makes no sense": (
@@ -795,3 +795,12 @@ REFERENCE = (ROOT / "docs" / "recipes.md").read_text()
 def test_the_references_example_is_a_recipe(tmp_path: Path) -> None:
     example = REFERENCE.partition("```yaml\n")[2].partition("```")[0]
     assert len(expand(read(tmp_path, example), "cpu")) == 8
+
+
+def test_the_name_of_a_file_of_this_folder_is_understood_without_its_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"mine: no such file or directory\n    did you mean 'mine.yaml'"):
+        load(Path("mine"))
