@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Literal, get_args
@@ -132,25 +132,29 @@ def _check_placeholders(words: Any) -> Flaw | None:
 
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_NO_SHELL = "write the command line as in a shell. It runs without one: for variables and pipes write bash -c '...'"
 _READ_BY_SHELLS = re.compile(r"\$[A-Za-z_(]|^(\d*[<>]+(&\d|/?[\w.]+[\w./-]*)?|&>.*|\|\|?|&&?|.*;)$")
 
 
 def _check_command(run: str) -> Flaw | None:
-    fix = "write the command line as in a shell. It runs without one: for variables and pipes write bash -c '...'"
     try:
         words = shlex.split(run)
     except ValueError as error:
-        return Flaw(f"not the words of a command: {str(error).lower()}", f"close its quotes: {fix}")
+        return Flaw(f"not the words of a command: {str(error).lower()}", f"close its quotes: {_NO_SHELL}")
     if words and _ASSIGNMENT.match(words[0]):
         return Flaw(f"{words[0]} is no program", "write it under environment, or write env before it")
-    read = next((word for word in words if _READ_BY_SHELLS.search(word)), None) if "-c" not in words else None
-    if read is not None:
-        return Flaw(f"without a shell, the program would get {read} as an argument", fix)
+    if "-c" not in words and (flaw := _check_for_shell(words)):
+        return flaw
     if words and PurePath(words[0]).name in ("srun", "sbatch", "salloc"):
         # The run would be in another job or step, where nothing observes it, and which outlives it.
         inside = f"write the command that {words[0]} starts; resources and the cluster's profile give the job"
         return Flaw(f"{words[0]} asks for a job of its own", inside)
-    return _check_placeholders(run) if words else Flaw("no command", fix)
+    return _check_placeholders(run) if words else Flaw("no command", _NO_SHELL)
+
+
+def _check_for_shell(words: Sequence[str]) -> Flaw | None:
+    word = next((word for word in words if _READ_BY_SHELLS.search(word)), None)
+    return Flaw(f"without a shell, the program would get {word} as an argument", _NO_SHELL) if word else None
 
 
 def _check_pattern(pattern: str) -> Flaw | None:
@@ -198,7 +202,7 @@ def _check_graph(name: str, value: Any) -> Flaw | None:
         return Flaw("not a list of words", f"write {name}: [--flag, value], or {name}: [] for no word")
     if any(item is None or isinstance(item, bool) for item in value):
         return Flaw("true, false and null are not words", "write 'true' in quotation marks, or leave it out")
-    return _check_placeholders(value)
+    return _check_for_shell([str(word) for word in value]) or _check_placeholders(value)
 
 
 SECTIONS: Mapping[str, type] = {

@@ -88,6 +88,7 @@ def test_flags_are_axes(tmp_path: Path) -> None:
         (HEAD + COMMAND.replace("python t.py", "X=1 python t.py"), "X=1 is no program\n    write it under environment"),
         (HEAD + COMMAND.replace("python t.py", "cd /x && python t.py"), "the program would get && as an argument"),
         (HEAD + COMMAND.replace("t.py", "t.py 2>&1 | tee log"), "the program would get 2>&1 as an argument"),
+        (HEAD + COMMAND.replace("[-g]", "[-g, '|', tee]"), 'command.graphs.b = ["-g", "|", "tee"]: without a shell'),
         (HEAD + COMMAND.replace("t.py", "t.py >log"), "the program would get >log as an argument"),
         (HEAD + COMMAND.replace("t.py", "t.py --out=$HOME"), "the program would get --out=$HOME as an argument"),
         (HEAD + COMMAND.replace("t.py", '"t.py'), "not the words of a command: no closing quotation"),
