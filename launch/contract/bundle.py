@@ -98,8 +98,9 @@ def why_skipped(sweep: SweepPaths, run_id: str, ordered: Mapping[str, int]) -> s
     first, second = (_latest_outcome(sweep, f"{cell}-r{number}", ordered) for number in (0, 1))
     if first is None or not (first.repeats_alike or (second is not None and second.confirms(first))):
         return ""
-    ended = f"{first.outcome} ({first.failure_class}) in {first.phase}"
-    return f"{'repeat 0' if first.repeats_alike else 'repeats 0 and 1'} ended as {ended}, and this one would too"
+    named = f" ({first.failure_class})" * (first.failure_class not in ("", first.outcome))
+    who = "repeat 0" if first.repeats_alike else "repeats 0 and 1"
+    return f"{who} ended as {first.outcome}{named} in {first.phase}, and this one would too"
 
 
 def _latest_outcome(sweep: SweepPaths, run_id: str, ordered: Mapping[str, int]) -> Outcome | None:
