@@ -11,7 +11,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -74,8 +74,8 @@ class Supervisor:
             run_id, attempt = following
             if self._job is not None:
                 self._job.wait_for_controller(give_up=lambda: self._asked_to_end)
-            if run_id in self._order.looks and run_id not in self._judged:
-                self._judged.add(run_id)
+            if due := self._due_looks(run_id):
+                self._judged |= due
                 judge_verdicts(self._bundle, give_up=partial(self._end_request, run_id))
             elif self._end_request(run_id) is None and self._claim(run_id, attempt):
                 self._run_attempts(run_id, attempt, f"{self._order.bundle_id}.{number}", held.names)
@@ -85,6 +85,11 @@ class Supervisor:
         deadline = time.monotonic() + (0.0 if hurries else GATHER_SECONDS)
         for tracker in self._trackers:
             tracker.finish(deadline - time.monotonic())
+
+    def _due_looks(self, run_id: str) -> Set[str]:
+        """Return the runs, up to ``run_id``, before which verdicts are to be judged and were not. Some may be skipped."""
+        ordered = [run for run, _ in self._order.schedule]
+        return {*ordered[: ordered.index(run_id) + 1]}.intersection(self._order.looks) - self._judged
 
     def _next_attempt(self) -> tuple[str, AttemptPaths] | None:
         """Return the next ordered attempt that has not started, may begin and is not cancelled.

@@ -83,11 +83,12 @@ def misconfigured(record: AttemptRecord) -> None:
         (2, graphed(diverge), True),
         (2, graphed(fail), True),
         (2, graphed(misconfigured), True),
+        (2, lambda record: None if record.spec.graphed else misconfigured(record), True),
         (2, lambda record: None if record.spec.graphed else fail(record), True),
         (2, graphed(lambda record: record.end(outcome="NODE_FAIL")), False),
     ],
     ids=[
-        "faster, 2", "faster, 4", "no look at 1", "no look at 3", "all are made", "slightly, 2", "slightly, 4", "unsteady", "diverged", "graphed runs fail", "a repeat is skipped",
+        "faster, 2", "faster, 4", "no look at 1", "no look at 3", "all are made", "slightly, 2", "slightly, 4", "unsteady", "diverged", "graphed runs fail", "a repeat is skipped", "an eager repeat is skipped",
         "eager runs fail", "a node fails",
     ],
 )  # fmt: skip
