@@ -44,7 +44,8 @@ def suggest_after(
         commands.append(format_command(f"logs {failed[0].run_id}", sweep))
     if not all(_is_resumed(state) or _needs_other_settings(state) for state in failed):
         commands.append(resume_command(sweep, plan, failed=True))
-    if not reported and any(state.finished for state in states.values()):
+    # The report of a sweep without any run says why nothing runs.
+    if not reported and (not states or any(state.finished for state in states.values())):
         commands.append(format_command(f"report {plan.name}", sweep))
     return commands
 

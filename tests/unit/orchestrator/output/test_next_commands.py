@@ -58,3 +58,10 @@ def test_only_runs_that_failed_by_themselves_need_a_resume_with_failed(
     commands = suggest_after(SweepPaths(tmp_path / "x"), plan, states)
     resumed = [command.partition(" resume x")[2] for command in commands if " resume x" in command]
     assert resumed == [f"{option} --store {tmp_path}" for option in options]
+
+
+def test_a_sweep_that_runs_nothing_names_the_report_which_says_why(tmp_path: Path) -> None:
+    plan = Plan("x", "", "x.yaml", Margins(), (), ())
+    (command,) = suggest_after(SweepPaths(tmp_path / "x"), plan, {})
+    assert command.endswith(f" report x --store {tmp_path}")
+    assert not suggest_after(SweepPaths(tmp_path / "x"), plan, {}, reported=True)
