@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +24,15 @@ def _sets_graphs_itself(spec: RunSpec) -> bool:
     wanted, final = flag_values(added), read_flags(command_words(spec, {}))
     eager = megatron_spec(replace(spec, cuda_graph=CudaGraph()))
     return any(final.get(name) != value for name, value in wanted.items()) or bool(eager and eager.graphed)
+
+
+def _ranks_of_other_layouts(spec: RunSpec) -> list[str]:
+    """Return the sizes of the run that torchrun's flags in the command contradict. Its words gpu, auto and 1:4 tell nothing."""
+    flags = {"placement.ranks_per_node": r"nproc[-_]per[-_]node", "placement.nodes": "nnodes"}
+    sizes = {"placement.ranks_per_node": spec.placement.ranks_per_node, "placement.nodes": spec.placement.nodes}
+    words = " ".join(command_words(spec, {}))
+    found = {size: re.search(rf"(?<!\S)--{flag}[= ](\d+)(?!\S)", words) for size, flag in flags.items()}
+    return [size for size, number in found.items() if number and int(number[1]) != sizes[size]]
 
 
 RULES: tuple[Rule, ...] = (
@@ -74,6 +84,12 @@ RULES: tuple[Rule, ...] = (
         "a run needs a measured step after its warm-up, its capture and two steps to settle",
         lambda spec: spec.training.steps <= spec.first_measured,
         fix="Raise training.steps; a verdict of EQUIVALENT needs 100 steps after the capture.",
+    ),
+    CommandRule(
+        "command.ranks", (), "--nproc-per-node or --nnodes of command.run is another number",
+        _ranks_of_other_layouts,
+        fix="Write {ranks_per_node} and {nodes} there, or the command's numbers in resources.gpus_per_node and nodes (wrap: "
+        "--ranks).",
     ),
     CommandRule(
         "command.world_size", ("parallelism.world_size", "placement.nodes", "placement.ranks_per_node"),
