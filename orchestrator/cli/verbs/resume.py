@@ -18,7 +18,11 @@ EXAMPLE = "resume tiny_moe --failed"
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("sweep", help="name of a sweep")
-    parser.add_argument("--failed", action="store_true", help="also retry the runs whose outcome was unexpected")
+    parser.add_argument(
+        "--failed",
+        action="store_true",
+        help="also retry the runs whose outcome was unexpected, and begin the repeats that were skipped for them",
+    )
     add_target(parser)
     add_no_wait(parser)
     add_allow_empty(parser)
