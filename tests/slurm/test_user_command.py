@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from launch.common.packed_files import unpack
 from launch.contract.plan import read_plan
 from tests.records import read_metrics
 from tests.slurm.site import Site
@@ -67,3 +68,39 @@ def test_two_nodes_of_two_ranks_train_one_model_however_they_start(site: Site) -
     assert log.startswith(f"# {by_torchrun}, attempt 1, rank2.log, of the torchrun that started ranks 2 to 3\n")
     assert f"'step': {STEPS}," in log, "what rank 3 printed"
     assert len(by_node) == STEPS and [one.loss for one in by_node] == [one.loss for one in by_rank]
+
+
+COMPILES = """
+import pathlib
+import subprocess
+import sys
+compiler = pathlib.Path("nvcc")
+if not compiler.exists():
+    compiler.write_text("#!/bin/sh\\nwhile :; do :; done\\n")
+    compiler.chmod(0o755)
+    try:
+        subprocess.run(["./nvcc"], timeout=40)
+    except subprocess.TimeoutExpired:
+        print("compiled", flush=True)
+if "--broken" in sys.argv:
+    import not_there
+"""
+
+
+def test_a_silent_compilation_is_no_hang_and_a_broken_graph_costs_one_run(site: Site) -> None:
+    (site.folder / "train.py").write_text(COMPILES + PROGRAM)
+    run = "{python} -m torch.distributed.run --nproc-per-node 1 train.py {steps}"
+    content = {
+        "name": "mine",
+        "engine": "command",
+        "command": {"run": run, "workdir": str(site.folder), "graphs": {"broken": ["--broken"]}},
+        "training": {"steps": STEPS},
+        "repeats": 2,
+        "resources": {"device": "cpu", "hang_minutes": 0.4},
+        "wandb": {"mode": "disabled"},
+    }
+    done = site.run("sweep", site.write(content), seconds=600)
+    assert list(site.states("mine").values()) == ["COMPLETED", "ENVIRONMENT", "SKIPPED", "COMPLETED"], done.stdout
+    first = site.sweep("mine").run(next(iter(site.states("mine")))).attempt(1)
+    assert b"compilers work" in unpack(first.logs_pack)["logs/launcher.log"]
+    assert set(site.accounts("State").values()) == {"COMPLETED"}, "nothing is submitted again"
