@@ -140,8 +140,8 @@ class Outcome:
 
     @property
     def needs_other_settings(self) -> bool:
-        """Whether a new attempt fails alike, too, as long as the recipe is the same."""
-        return self.repeats_alike and self.outcome == "CONFIG"
+        """Whether a new attempt fails alike, too, as long as the recipe is the same. A user's program may change meanwhile."""
+        return self.repeats_alike and self.outcome == "CONFIG" and not self.message.startswith("ProgramError:")
 
     def confirms(self, other: Outcome) -> bool:
         """Return whether a repeat that ended like this failed in the same way as ``other``, and nobody ended either."""

@@ -88,6 +88,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("IMPLICIT", "CAPTURE_FAILED", "the default stream would wait for captured work: a parameter's gradient is accumulated on the stream that first used it, as long as any loss or output computed from it is alive; delete losses and outputs of earlier steps before the capture, and warm up on a side stream", r"cudaErrorStreamCaptureImplicit|would make the legacy stream depend on a capturing"),
     FailureClass("WRONG_THREAD", "CAPTURE_FAILED", "end the capture in the thread that began it", r"cudaErrorStreamCaptureWrongThread|thread-local capture sequence from another thread"),
     FailureClass("RANKS", "CONFIG", "let the program start as many ranks as the run has, or set parallelism and resources to its number (wrap: --ranks)", r"ProgramError: the program trains with \d+ rank", repeats_alike=True),
+    FailureClass("NOT_SHOWN", "CONFIG", "let the program show the loss of each step as the message says", r"^ProgramError: the program (shows|prints) ", repeats_alike=True),
     FailureClass("OBSERVED", "CONFIG", "change the program or its arguments as the message says", r"^ProgramError:"),
     FailureClass("CAPTURE", "CAPTURE_FAILED", "see the exception in the message; where the implementation has scopes, a smaller one narrows down the cause", r"^CaptureError:"),
     FailureClass("ILLEGAL_ACCESS", "FAILED", "a stale pointer: look for an input that was freed before the replay; with expandable segments set NCCL_GRAPH_REGISTER=0", r"illegal memory access|cudaErrorIllegalAddress"),

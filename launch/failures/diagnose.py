@@ -150,7 +150,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     exception = first_exception(evidence.exceptions)
     if (
         exception is not None
-        and _is_class(exception, "OBSERVED")
+        and (_is_class(exception, "OBSERVED") or _is_class(exception, "NOT_SHOWN"))
         and exception.phase == "init"
         and evidence.exit_code > 0
     ):

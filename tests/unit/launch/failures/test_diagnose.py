@@ -600,3 +600,18 @@ def test_an_error_of_nccl_that_names_its_own_cause_is_no_consequence(last: str, 
 def test_a_hang_before_the_first_step_says_what_the_run_was_doing(phase: Phase, said: str) -> None:
     found = diagnose(Evidence("hang", 0, {0: phase}, limit_seconds=600, last_words={0: LastWords(message="compiling")}))
     assert (found.outcome, found.message) == ("HANG", f"no sign of life for 600 s{said}")
+
+
+@pytest.mark.parametrize(
+    ("message", "alike", "needs_settings"),
+    [
+        ("the program shows no loss of its 60 steps", True, False),
+        ("the program ended after 6 of 60 optimizer steps", False, False),
+    ],
+)
+def test_a_program_that_shows_no_loss_does_so_in_each_repeat_until_it_is_changed(
+    message: str, alike: bool, needs_settings: bool
+) -> None:
+    """One that ended early may have lost a server."""
+    outcome = make_outcome(diagnose(ended(exceptions=(said(0, 1.0, "ProgramError", message),))), "a", 0.0, 1.0)
+    assert (outcome.outcome, outcome.repeats_alike, outcome.needs_other_settings) == ("CONFIG", alike, needs_settings)
