@@ -15,14 +15,17 @@ import yaml
 from launch.contract.outcomes import read_outcome
 from launch.contract.plan import read_plan
 from launch.contract.records.events import read_events
-from tests.integration.host import ROOT, Host, rank_pid, recipe
+from tests.integration.host import ROOT, SLOW_RANKS, Host, rank_pid, recipe
 from tests.records import read_metrics
 
 WITHOUT_MEMORY = '''
-"""Let memory run out in each uncaptured pass of rank 1."""
+"""Let memory run out in each uncaptured pass of rank 1, and fork from the tests' server."""
 
 import os
+import runpy
 import sys
+
+runpy.run_path({slow_ranks!r})
 
 
 def take_memory():
@@ -49,7 +52,7 @@ def test_a_check_that_runs_out_of_memory_on_one_rank_costs_only_the_checks(host:
     """The supervisor begins the run again without checks. Nothing else is repeated."""
     module = host.folder / "without_memory" / "sitecustomize.py"
     module.parent.mkdir()
-    module.write_text(WITHOUT_MEMORY)
+    module.write_text(WITHOUT_MEMORY.format(slow_ranks=str(SLOW_RANKS / "sitecustomize.py")))
     host.environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{module.parent}"
     content = recipe("unchecked", steps=12, graphed=True, parallelism={"dp": 2}, step_checks=2)
     done = host.run("sweep", host.write(content))
