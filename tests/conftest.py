@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from hypothesis import settings
 
 from launch.common.parent_death import PARENT
-from tests.integration.fork_server import CAN_FORK
+from tests.integration.fork_server import CAN_FORK, OF_RANKS, PRELOADED, RANK_SERVER
 from tests.integration.host import ROOT, wait_until
 
 # Threads that wait for each other spin, and take CPU time from the other processes.
@@ -65,25 +66,34 @@ FORK_SERVER = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start one fork server for all processes of a session, because its imports take several CPU seconds. It imports
-    at the first request."""
+    """Start two fork servers for all processes of a session, because their imports take several CPU seconds each. They
+    import at the first request."""
     if (given := getattr(config, "workerinput", None)) is not None:
         config.stash[FORK_SERVER] = Path(given["fork_server"])
         return
     folder = tempfile.TemporaryDirectory()  # A socket's path may have 107 characters.
+    config.add_cleanup(folder.cleanup)
     path = config.stash[FORK_SERVER] = Path(folder.name) / "forks"
+    ranks = Path(folder.name) / "ranks"
+    os.environ[RANK_SERVER] = str(ranks)
+    for socket, modules in ((path, PRELOADED), (ranks, OF_RANKS)):
+        config.add_cleanup(start_server(socket, modules))
+    for socket in (path, ranks):
+        wait_until(socket.exists, 120, "the server of forks")
+
+
+def start_server(path: Path, modules: tuple[str, ...]) -> Callable[[], None]:
+    """Start a server, and return what ends it."""
     fonts = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "matplotlib")
     settings = {"MPLCONFIGDIR": str(fonts), "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
-    command = [sys.executable, "-u", "-m", "tests.integration.fork_server", str(path)]
+    command = [sys.executable, "-u", "-m", "tests.integration.fork_server", str(path), *modules]
     server = subprocess.Popen(command, cwd=ROOT, env=os.environ | settings, start_new_session=True)
 
     def end() -> None:
         server.kill()
         server.wait()
-        folder.cleanup()
 
-    config.add_cleanup(end)
-    wait_until(path.exists, 120, "the server of forks")
+    return end
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,36 +5,36 @@
 Pass a module-level function: workers find it by name. Keep it out of test modules, because every worker would import
 all that the module imports. Return plain values and tensors. Each call makes its own process groups, which takes
 milliseconds, so that no call inherits the state of another. Worker processes are forks of a server that has imported
-torch.
+torch (tests/conftest.py).
 """
 
 from __future__ import annotations
 
 import gc
 import io
-import multiprocessing
 import os
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from launch.common.parent_death import PARENT, die_with_parent
+from tests.integration.fork_server import CAN_FORK, RANK, RANK_SERVER, SERVER, ForkedPopen
+
 SECONDS = 600.0
 """Seconds that a call may take. A few are usual, but ranks yield to all other tests, and some compile."""
 GRACE_SECONDS = 5.0
 """Seconds from the first rank's failure to the end of those that still wait for it."""
-PRELOADED = (
-    "pytest", "torch._inductor.compile_fx", "tests.megatron_release", "launch.engines.megatron.engine",
-    "launch.engines.torch_native.engine", "launch.train.data_loader", __name__,
-)  # fmt: skip
-"""Modules that the server imports once, before it forks workers."""
+ROOT = Path(__file__).resolve().parents[1]
 HOST = "127.0.0.1"
 
 
@@ -115,21 +115,30 @@ def _failure(answers: dict[int, _Answer], world_size: int, seconds: float) -> Ra
 
 @dataclass(frozen=True)
 class _Worker:
-    process: BaseProcess
+    process: subprocess.Popen[bytes]
     connection: Connection
 
     def answer(self) -> _Answer:
         try:
             packed = self.connection.recv_bytes()
         except (EOFError, ConnectionResetError):
-            self.process.join()
-            return _Answer(time.time(), error=f"its process ended with {self.process.exitcode}", lost=True)
-        # The unpickler that accepts only weights is written in Python, and slower.
-        return _Answer(**torch.load(io.BytesIO(packed), map_location="cpu", weights_only=False))
+            return _Answer(time.time(), error=f"its process ended with {self.process.wait()}", lost=True)
+        return _Answer(**_unpacked(packed))
+
+
+def _packed(content: Any) -> memoryview:
+    packed = io.BytesIO()
+    torch.save(content, packed)
+    return packed.getbuffer()
+
+
+def _unpacked(packed: bytes) -> Any:
+    # The unpickler that accepts only weights is written in Python, and slower.
+    return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=False)
 
 
 class _Pool:
-    """Worker processes, as many as the largest world needed so far. They are daemons, and end with the session."""
+    """Worker processes, as many as the largest world needed so far. They end with this process."""
 
     def __init__(self) -> None:
         self._workers: list[_Worker] = []
@@ -137,12 +146,12 @@ class _Pool:
         self._calls = 0
 
     def begin(self, world_size: int, function: Callable[..., Any], arguments: tuple[Any, ...], seconds: float) -> None:
-        if not all(worker.process.is_alive() for worker in self._workers):
+        if any(worker.process.poll() is not None for worker in self._workers):
             self.clear()
         self._grow(world_size)
         self._calls += 1
         for worker in self._workers[:world_size]:
-            worker.connection.send(_Call(self._calls, world_size, function, arguments, seconds))
+            worker.connection.send_bytes(_packed(_Call(self._calls, world_size, function, arguments, seconds)))
 
     def answers(self, world_size: int, seconds: float) -> dict[int, _Answer]:
         """Return the answers that arrive in time, by rank. Once a rank fails, the others get little time."""
@@ -160,25 +169,31 @@ class _Pool:
     def clear(self) -> None:
         for worker in self._workers:
             worker.process.kill()
-            worker.process.join()
+            worker.process.wait()
             worker.connection.close()
         self._workers.clear()
 
     def _grow(self, world_size: int) -> None:
         if self._store is None:
             self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        # Workers are forks of a server that has imported torch once. They start at once and share its memory.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(PRELOADED))
         for rank in range(len(self._workers), world_size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self._store.port, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append(_Worker(process, ours))
+            self._workers.append(_start(rank, self._store.port))
 
 
 _POOL = _Pool()
+
+
+def _start(rank: int, port: int) -> _Worker:
+    """Start a worker process. Its standard input is the connection."""
+    ours, theirs = Pipe()
+    command = [sys.executable, "-m", RANK, str(rank), str(port)]
+    environment = os.environ | {PARENT: str(os.getpid())}
+    if CAN_FORK:
+        environment[SERVER] = os.environ[RANK_SERVER]
+    popen = ForkedPopen if CAN_FORK else subprocess.Popen
+    process = popen(command, stdin=theirs.fileno(), cwd=ROOT, env=environment)
+    theirs.close()
+    return _Worker(process, ours)
 
 
 def _serve(rank: int, port: int, connection: Connection) -> None:
@@ -190,12 +205,10 @@ def _serve(rank: int, port: int, connection: Connection) -> None:
     store = dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False)
     while True:
         try:
-            call = connection.recv()
+            call = _unpacked(connection.recv_bytes())
         except EOFError:
             return
-        packed = io.BytesIO()
-        torch.save(_answered(call, rank, store, connection), packed)
-        connection.send_bytes(packed.getbuffer())
+        connection.send_bytes(_packed(_answered(call, rank, store, connection)))
 
 
 def _answered(call: _Call, rank: int, store: dist.Store, connection: Connection) -> dict[str, Any]:
@@ -212,3 +225,8 @@ def _answered(call: _Call, rank: int, store: dist.Store, connection: Connection)
     dist.destroy_process_group()
     torch.use_deterministic_algorithms(False)
     return content
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    _serve(int(sys.argv[1]), int(sys.argv[2]), Connection(os.dup(0)))

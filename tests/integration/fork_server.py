@@ -1,5 +1,5 @@
 """Fork the commands, fork servers, ranks and reports of tests from a server that has imported torch, pandas and
-matplotlib.
+matplotlib. Fork the workers of tests/distributed.py from another, which has imported Megatron-Core.
 
 The imports of a bundle's fork server take two CPU seconds, those of a report one, and those of a command nearly one.
 Queues and supervisors remain separate interpreters. In supervisors and commands, ``fork_children`` makes
@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from launch.common.parent_death import PARENT, die_with_parent
 
 SERVER = "FORK_SERVER"
 """The variable that has the path of the server's socket."""
-COMMAND = "orchestrator"
-FORKED = ("launch.train.fork_server", "launch.train.worker", "analysis.report", COMMAND)
+RANK_SERVER = "RANK_SERVER"
+"""The variable that has the path of the other server's socket, in the processes of pytest."""
+COMMAND, RANK = "orchestrator", "tests.distributed"
+FORKED = ("launch.train.fork_server", "launch.train.worker", "analysis.report", COMMAND, RANK)
 MODULES = ("launch.train.fork_server", "launch.train.worker", "analysis.report")
 """Those of ``FORKED`` that each fork runs as its own copy. A command runs ``orchestrator.__main__``, which nothing imports."""
 PRELOADED = (
@@ -41,6 +44,11 @@ PRELOADED = (
         for verb in ("sweep", "resume", "status", "plan", "report", "cancel", "logs", "advise")
     ),
 )  # fmt: skip
+OF_RANKS = (
+    "pytest", "torch._inductor.compile_fx", "tests.megatron_release", "launch.engines.megatron.engine",
+    "launch.engines.torch_native.engine", "launch.train.data_loader",
+)  # fmt: skip
+"""What the other server imports."""
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 _KNOWN = (
@@ -104,17 +112,20 @@ def fork_children() -> None:
         subprocess.Popen = ForkedPopen
 
 
-def serve(path: str) -> list[str]:
-    """Answer requests. Return in each fork, with the command that it runs."""
+def serve(path: str, *preloaded: str) -> list[str]:
+    """Answer requests, after importing the modules. Return in each fork, with the command that it runs."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{path}.begun")
     listener.listen(64)
     os.replace(f"{path}.begun", path)  # Whoever finds it can connect.
     select.select([listener], [], [])  # Without a request, nothing is imported.
-    for module in PRELOADED:
-        importlib.import_module(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # They are the libraries' own.
+        for module in preloaded:
+            with contextlib.suppress(ImportError):  # A host may lack Megatron-Core.
+                importlib.import_module(module)
     for module in MODULES:
-        sys.modules.pop(module)  # Each fork runs its own copy of the module.
+        sys.modules.pop(module, None)  # Each fork runs its own copy of the module.
     gc.freeze()
     while True:
         connection, _ = listener.accept()
@@ -171,9 +182,10 @@ def _become(request: dict[str, Any], files: list[int]) -> list[str]:
 def run(command: list[str]) -> None:
     """Run a module as Python does for ``[...] -m module arguments``."""
     sys.orig_argv[:] = command
-    sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
+    sys.path[:0] = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.modules.pop("sitecustomize", None)
-    import sitecustomize  # noqa: F401
+    with contextlib.suppress(ModuleNotFoundError):
+        import sitecustomize  # noqa: F401
 
     place = command.index("-m") + 1
     sys.argv[:] = command[place:]
@@ -194,4 +206,4 @@ def run(command: list[str]) -> None:
 if __name__ == "__main__":
     die_with_parent()
     gc.disable()
-    run(serve(sys.argv[1]))
+    run(serve(*sys.argv[1:]))
