@@ -25,13 +25,14 @@ def another_host(tmp_path: Path, compile_cache: Path, fork_server: Path) -> Iter
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Iterator[Finished]:
+def finished(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path, fork_server: Path) -> Iterator[Finished]:
     """Run a sweep of two pairs of an eager and a compiled run, tracked offline. None of its processes is a fork of the
-    tests' server."""
+    tests' server, but later commands are."""
     host = Host(tmp_path_factory.mktemp("pairs"), compile_cache)
     content = recipe("pairs", steps=120, graphed=True, repeats=2, wandb={"mode": "offline"})
     process = host.start("sweep", host.write(content))
     out, err = process.communicate(timeout=900)
     assert not err, err
+    host.fork_from(fork_server)
     yield Finished(host, "pairs", out, process.returncode)
     host.clear()

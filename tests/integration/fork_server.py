@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +185,8 @@ def run(command: list[str]) -> None:
     sys.orig_argv[:] = command
     sys.path[:0] = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.modules.pop("sitecustomize", None)
-    with contextlib.suppress(ModuleNotFoundError):
-        import sitecustomize  # noqa: F401
+    if find_spec("sitecustomize"):
+        importlib.import_module("sitecustomize")
 
     place = command.index("-m") + 1
     sys.argv[:] = command[place:]

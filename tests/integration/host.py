@@ -85,7 +85,7 @@ class Host:
         (folder / "tmp" / headers.name).symlink_to(headers)
         self.environment = {
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{SLOW_RANKS}" if fork_server else str(ROOT),
+            "PYTHONPATH": str(ROOT),
             "HOME": str(folder / "home"),
             "TMPDIR": str(folder / "tmp"),
             "ORCHESTRATOR_SLOTS": str(folder / "tmp"),
@@ -95,9 +95,13 @@ class Host:
             **SECRETS,
         }
         if fork_server:
-            self.environment[SERVER] = str(fork_server)
+            self.fork_from(fork_server)
         if "ATEN_CPU_CAPABILITY" in os.environ:
             self.environment["ATEN_CPU_CAPABILITY"] = os.environ["ATEN_CPU_CAPABILITY"]
+
+    def fork_from(self, server: Path) -> None:
+        """From now on, fork commands, fork servers and reports from the tests' server."""
+        self.environment |= {SERVER: str(server), "PYTHONPATH": f"{ROOT}{os.pathsep}{SLOW_RANKS}"}
 
     def end_fork_servers(self) -> None:
         """Let fork servers exit at their start, so that each rank is a new interpreter."""

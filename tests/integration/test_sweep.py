@@ -13,15 +13,20 @@ import pytest
 from launch.contract.exit_codes import ExitCode
 from launch.contract.plan import read_plan
 from launch.contract.records.events import read_events
+from tests.integration.fork_server import SERVER
 from tests.integration.host import ROOT, SECRETS, Finished, Host, cpu_seconds_of_children, recipe, wait_until
 from tests.records import read_metrics
 
 
 @pytest.fixture
 def copied(finished: Finished, host: Host) -> Host:
-    """Return a host whose store holds the finished sweep. Tests may damage it."""
+    """Return a host whose store holds the finished sweep, from now on without tracking. Tests may damage it."""
     shutil.copytree(finished.host.store, host.store)
-    shutil.copy(finished.host.folder / "pairs.yaml", host.folder)
+    content = (finished.host.folder / "pairs.yaml").read_text()
+    (host.folder / "pairs.yaml").write_text(content.replace("offline", "disabled"))
+    plan = host.sweep("pairs").plan
+    untracked = re.sub(r'"tracking": {.*?}', '"tracking": null', plan.read_text(), flags=re.DOTALL)
+    plan.write_text(untracked.replace("offline", "disabled"))
     return host
 
 
@@ -94,8 +99,9 @@ def test_every_run_is_ready_for_an_upload(finished: Finished) -> None:
     assert "tracking pairs: offline; upload later with: wandb sync" in finished.out
 
 
-def test_a_second_sweep_does_nothing(finished: Finished) -> None:
+def test_a_second_sweep_does_nothing(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
     host, sweep = finished.host, finished.host.sweep("pairs")
+    monkeypatch.delitem(host.environment, SERVER)  # The command's CPU seconds count, so it is a child of this process.
     wait_until(lambda: not host.processes(), 60, "the end of the first sweep's trackers, which run at a lower priority")
     written = {path: path.stat().st_mtime_ns for path in sweep.root.rglob("*") if path != sweep.order_lock}
     before = cpu_seconds_of_children()

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import Mock
@@ -116,10 +117,12 @@ def offline_files(attempt: AttemptPaths) -> list[Path]:
 
 
 def wandb_records(file: Path) -> list[dict[str, Any]]:
-    """Return the records of an offline file, as wandb's own reader prints them."""
-    reader = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
-    environ = os.environ | {"WANDB_ERROR_REPORTING": "false"}
-    printed = subprocess.run(reader, env=environ, capture_output=True, text=True, check=True).stdout
+    """Return the records of an offline file, as wandb's own reader prints them for ``wandb leet inspect --json``."""
+    wandb = find_spec("wandb")
+    assert wandb and wandb.origin
+    reader = [Path(wandb.origin).parent / "bin" / "wandb-core", "leet", "inspect", "--no-observability", "--json"]
+    where = ["--run-file", file, file.parent.parent]
+    printed = subprocess.run([*reader, *where], capture_output=True, text=True, check=True).stdout
     return [json.loads(line) for line in printed.splitlines()]
 
 
