@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ PATIENCE_SECONDS = 5.0
 """How long to wait until accounting knows a step's end. It is usually late by about a second."""
 _FIELDS = "JobName,State,MaxRSS,NNodes,TRESUsageInTot%200,AllocTRES%200"
 _RUNS = ("RUNNING", "PENDING", "")
+_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
+_TASK_ENDED = re.compile(r"^srun: error: \S+: tasks? ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,16 @@ def parse_step_end(state: str, max_rss: str, nodes: str, used: str, granted: str
     over_memory = _memory_kill(state, max_rss, nodes, used, granted)
     # A step whose tasks were killed by a signal is CANCELLED too, but by nobody.
     return StepEnd(state.startswith("CANCELLED by ") and not over_memory, over_memory)
+
+
+def cancelled_first(log: str) -> bool:
+    """Return whether the step was cancelled before any of its tasks ended, by srun's ``log``.
+
+    Accounting keeps the largest exit code of all nodes. It says FAILED of a cancelled step if a rank on another node lost the
+    connection to a killed one, and failed before Slurm ended it too.
+    """
+    cancelled, ended = _CANCELLED.search(log), _TASK_ENDED.search(log)
+    return cancelled is not None and (ended is None or cancelled.start() < ended.start())
 
 
 def _memory_kill(state: str, max_rss: str, nodes: str, used: str, granted: str) -> str:

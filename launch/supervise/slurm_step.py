@@ -19,7 +19,7 @@ from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, dia
 from launch.slurm.allocation import Allocation, free_port, job_state
 from launch.slurm.command import try_run
 from launch.slurm.job_states import stage_of
-from launch.slurm.step_end import step_end
+from launch.slurm.step_end import cancelled_first, step_end
 from launch.supervise.attempt import STACKS_SECONDS
 from launch.supervise.rank_environment import rank_variables
 
@@ -138,7 +138,8 @@ class StepRanks:
             # srun and this process also cancel the step if a rank fails, and srun if it is killed itself. Then a rank has recorded
             # an end of its own, or srun's own code is a signal. Ranks of a cancelled step may see first that others are gone.
             caused = all(not e.is_recorded or e.rank in evidence.ranks_of_consequences for e in evidence.exits)
-            by_somebody = end.cancelled and caused and not self._was_ended and self._srun.wait() > 0
+            printed = not end.over_memory and cancelled_first(self._attempt.launcher_log.read_text(errors="replace"))
+            by_somebody = (end.cancelled or printed) and caused and not self._was_ended and self._srun.wait() > 0
             ended_by: EndedBy = "cancel" if by_somebody else evidence.ended_by
             return dataclasses.replace(evidence, ended_by=ended_by, over_memory=end.over_memory)
         return evidence

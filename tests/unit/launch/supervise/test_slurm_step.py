@@ -18,7 +18,7 @@ from launch.contract.plan import Limits
 from launch.contract.spec import Command, Placement, RunSpec
 from launch.failures.diagnose import Diagnosis, Evidence
 from launch.slurm.allocation import PORTS, Allocation, free_port, queue_state
-from launch.slurm.step_end import StepEnd, parse_step_end
+from launch.slurm.step_end import StepEnd, cancelled_first, parse_step_end
 from launch.supervise import child_process
 from launch.supervise.slurm_rank import rank_place
 from launch.supervise.slurm_step import StepRanks, srun_command, step_name, step_variables
@@ -195,6 +195,30 @@ def test_memory_that_a_step_was_ended_for(row: tuple[str, str, str, str, str], w
 @pytest.mark.parametrize("state", ["FAILED", "COMPLETED", "NODE_FAIL", "CANCELLED"])
 def test_a_step_that_nobody_cancelled(state: str) -> None:
     assert parse_step_end(state, "100948K", "2", "mem=333576K", "cpu=4,mem=409600K,node=2") == StepEnd()
+
+
+CANCELLED = "slurmstepd-node1: error: *** STEP 27.1 ON node1 CANCELLED AT 2026-11-29T16:47:56 ***"
+KILLED = "srun: error: node1: task 0: Killed"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cancelled"),
+    [
+        ([CANCELLED, KILLED, "srun: error: node2: task 1: Exited with exit code 1"], True),
+        ([CANCELLED], True),
+        # After a task was killed, srun itself cancels the others.
+        ([KILLED, CANCELLED], False),
+        (["srun: error: node[1-2]: tasks 0-1: Killed", CANCELLED], False),
+        ([f"{CANCELLED.removesuffix(' ***')} DUE TO TIME LIMIT ***", KILLED], False),
+        ([KILLED], False),
+    ],
+)
+def test_who_ended_a_step_by_the_order_of_its_lines(lines: list[str], cancelled: bool) -> None:
+    """Slurm 22.05. Accounting said FAILED of the first one."""
+    assert (
+        cancelled_first("\n".join(["srun: Job step aborted: Waiting up to 10 seconds for job step to finish.", *lines]))
+        is cancelled
+    )
 
 
 def test_a_bundle_of_a_cluster_is_refused_where_there_is_no_job(
