@@ -149,13 +149,14 @@ def _fork(connection: socket.socket) -> list[str]:
     if child == 0:
         connection.close()
         return _become(request, files)
-    connection.sendall(f"{child}\n".encode())
     ended = os.pidfd_open(child)
     for file in files:
         os.close(file)
     # The kernel ends a rank with its parent. That is this process, which ends with the supervisor.
-    if ended in select.select([connection, ended], [], [])[0]:
-        connection.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(f"{child}\n".encode())
+        if ended in select.select([connection, ended], [], [])[0]:
+            connection.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
     os._exit(0)
 
 

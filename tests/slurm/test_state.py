@@ -29,7 +29,13 @@ def status(site: Site, name: str) -> list[dict[str, Any]]:
 
 def waiting(site: Site, name: str) -> str:
     """Return the job of the sweep's only bundle, once Slurm has seen it and makes it wait."""
-    wait_until(lambda: status(site, name)[0]["job"]["reason"] in ("Resources", "Priority"), 60, "a waiting job")
+
+    def waits() -> bool:
+        # A submission is written before Slurm knows its job.
+        job = status(site, name)[0]["job"]
+        return job is not None and job["reason"] in ("Resources", "Priority")
+
+    wait_until(waits, 60, "a waiting job")
     return str(status(site, name)[0]["job"]["job_id"])
 
 
