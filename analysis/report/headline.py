@@ -126,10 +126,10 @@ def _none_is_faster(
     doubt = (
         _not_slower(result, ran) if includes_1 or speed.verdict != "INCONCLUSIVE" else re.split("[:;]", speed.reason)[0]
     )
-    return lead, "; ".join(filter(None, (claim, doubt, _most(timed))))
+    return lead, "; ".join(filter(None, (claim, doubt, _largest_bound(timed))))
 
 
-def _most(timed: Sequence[tuple[CellResult, Speed]]) -> str:
+def _largest_bound(timed: Sequence[tuple[CellResult, Speed]]) -> str:
     """Return the largest upper bound of all cells, or "" if a cell has none."""
     bounds = [result.speed.bound.upper_bound if result.speed.bound else None for result, _ in timed]
     known = [bound for bound in bounds if bound is not None]

@@ -87,7 +87,7 @@ def runs_not_needed(bundle: BundlePaths) -> frozenset[str]:
 
 
 def why_skipped(sweep: SweepPaths, run_id: str, ordered: Mapping[str, int]) -> str:
-    """Return why a run that never began would only repeat a failure of its cell; "" if it is worth its GPU minutes.
+    """Return why a run that never began would probably repeat a failure of its cell; "" if it is worth its GPU minutes.
 
     One failure by settings or installed software suffices. Any other failure counts once a second repeat has confirmed it. An
     attempt in ``ordered`` that has not begun may still succeed.
@@ -100,7 +100,7 @@ def why_skipped(sweep: SweepPaths, run_id: str, ordered: Mapping[str, int]) -> s
         return ""
     named = f" ({first.failure_class})" * (first.failure_class not in ("", first.outcome))
     who = "repeat 0" if first.repeats_alike else "repeats 0 and 1"
-    return f"{who} ended as {first.outcome}{named} in {first.phase}, and this one would too"
+    return f"{who} ended as {first.outcome}{named} in {first.phase}, so this one was not tried"
 
 
 def _latest_outcome(sweep: SweepPaths, run_id: str, ordered: Mapping[str, int]) -> Outcome | None:
@@ -113,7 +113,7 @@ def _latest_outcome(sweep: SweepPaths, run_id: str, ordered: Mapping[str, int]) 
 
 
 def runs_not_begun(bundle: BundlePaths, schedule: Sequence[tuple[str, int]]) -> frozenset[str]:
-    """Return the runs of ``schedule`` that nobody begins: no verdict needs them, or they would only repeat a failure."""
+    """Return the runs of ``schedule`` that nobody begins: no verdict needs them, or they would probably repeat a failure."""
     ordered = dict(schedule)
     skipped = {run_id for run_id in ordered if why_skipped(bundle.sweep, run_id, ordered)}
     return runs_not_needed(bundle) | skipped
