@@ -169,4 +169,7 @@ def build(spec: RunSpec, mesh: RankPlace) -> TorchNativeEngine:
         use_deterministic_algorithms()
         if spec.compiles:
             disable_kernel_timing()
-    return TorchNativeEngine(spec, mesh)
+    engine = TorchNativeEngine(spec, mesh)
+    # A step needs blocks of other sizes than those that the build freed, so its peak would contain them.
+    torch.cuda.empty_cache()
+    return engine

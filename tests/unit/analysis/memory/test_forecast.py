@@ -248,7 +248,7 @@ def test_the_pages_are_current_and_the_error_on_held_out_cells_is_small() -> Non
 
 def test_gpt_oss_20b_in_megatron_core_0_19_on_two_gpus() -> None:
     """A deterministic eager rank of the cell at 2,048 tokens allocated 109.3 GiB of an H200, and held 120.5 GiB of it."""
-    cells = expand(load(RECIPES / "gpt_oss_20b_2gpu.yaml", []), "cuda")
+    cells = expand(load(RECIPES / "gpt_oss_20b_2gpu_engines.yaml", []), "cuda")
     spec = next(cell.spec for cell in cells if cell.spec.engine == "megatron" and not cell.spec.graphed)
     rank = of(replace(spec, training=replace(spec.training, deterministic=True)))
     assert rank.peak_allocated == pytest.approx(109.3 * GIB, rel=0.02)
@@ -259,7 +259,7 @@ def test_gpt_oss_20b_on_two_gpus_of_80_gb_is_not_forecast_to_fit() -> None:
     """On H100s, seven cells of both engines ran out of memory: torch_native while it made the optimizer's state, with 76.2 GiB
     allocated, and Megatron-Core in the first step's update, with 72.9 GiB."""
     total = round(79.18 * GIB)
-    for cell in expand(load(RECIPES / "gpt_oss_20b_2gpu.yaml", []), "cuda"):
+    for cell in expand(load(RECIPES / "gpt_oss_20b_2gpu_engines.yaml", []), "cuda"):
         assert of(cell.spec).needed > state_bytes(cell.spec) > 1.25 * total
 
 
