@@ -19,6 +19,8 @@ from launch.engines.torch_native.parallel.data_parallel import all_reduce_sum
 CONVERTED_ELEMENTS = 2**26
 """The number of gradients converted to the precision of master weights at once. Converting all at once would take the memory
 that their lower precision saves."""
+SUMMED_ELEMENTS = 2**16
+"""The number of gradients whose squares a CPU adds up in a row."""
 
 
 class Optimizer:
@@ -76,9 +78,8 @@ class Optimizer:
         """Return the 2-norm of the whole model's gradients, shape (). Replicated parameters count once."""
         if (squares := self._main.squared_norm()) is not None:
             return squares.sqrt()
-        gradients = [shard.gradients for shard in self._main.shards]
-        norms = torch._foreach_norm(gradients, 2, dtype=self._main.precision)
-        squares = (torch.stack(norms).square() * self._copies_inverse).sum()
+        norms = _norms([shard.gradients for shard in self._main.shards], self._main.precision)
+        squares = (norms.square() * self._copies_inverse).sum()
         all_reduce_sum(self._main.mesh.world, squares)
         return squares.sqrt()
 
@@ -158,6 +159,15 @@ def _pack(shards: Iterable[OptimizerShard], most: int) -> list[list[OptimizerSha
         packs[-1].append(shard)
         room -= len(shard.weights)
     return packs
+
+
+def _norms(gradients: Sequence[torch.Tensor], precision: torch.dtype) -> torch.Tensor:
+    """Return the 2-norm of each of ``gradients`` in ``precision``, shape (gradients,)."""
+    if gradients[0].is_cuda:
+        return torch.stack(torch._foreach_norm(gradients, 2, dtype=precision))
+    # On a CPU, PyTorch adds the squares of a tensor one after another. In float32 this loses 0.4% of 50 million elements' norm.
+    parts = (torch._foreach_norm(one.split(SUMMED_ELEMENTS), 2, dtype=precision) for one in gradients)
+    return torch.stack([torch.linalg.vector_norm(torch.stack(norms)) for norms in parts])
 
 
 def clip_scale(norm: torch.Tensor, limit: float) -> torch.Tensor | None:
