@@ -356,6 +356,7 @@ MEASURED = {
     "qwen3_8l_parallel": "The same over four H200s",
     "qwen3_8l_megatron": "The same on Megatron-Core, one H200",
     "qwen3_8l_megatron_parallel": "The same on Megatron-Core, over four H200s",
+    "gpt_oss_20b_2gpu_engines": "GPT-OSS-20B whole, over two H200s, both engines",
     "llama3_8l": "Eight layers of Llama 3 8B, one H200, Megatron-Core 0.19",
     "two_nodes": "A small mixture of experts over two nodes, four H200s, torch_native",
 }
@@ -363,6 +364,7 @@ SHORTER = {
     "moe_expert_capacity_factor=2.0, moe_pad_expert_input_to_capacity=True": "padded experts",
     "schedule=interleaved": "interleaved",
     ", sequence_parallel=True": "",
+    "engine=megatron, dispatcher=alltoall, compile=none, deterministic=false": "Megatron-Core",
 }
 
 
