@@ -161,7 +161,7 @@ def _pack(shards: Iterable[OptimizerShard], most: int) -> list[list[OptimizerSha
     return packs
 
 
-def _norms(gradients: Sequence[torch.Tensor], precision: torch.dtype) -> torch.Tensor:
+def _norms(gradients: list[torch.Tensor], precision: torch.dtype) -> torch.Tensor:
     """Return the 2-norm of each of ``gradients`` in ``precision``, shape (gradients,)."""
     if gradients[0].is_cuda:
         return torch.stack(torch._foreach_norm(gradients, 2, dtype=precision))
