@@ -146,8 +146,8 @@ def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]],
     for one in _checks(attempts):
         if one.check.missing:
             return (
-                f"not step-checked: step {one.check.step} lacked {one.check.missing / 2**30:.1f} GiB of {one.check.missing_on} "
-                "memory"
+                f"not step-checked: the check of step {one.check.step} needs {one.check.missing / 2**30:.1f} GiB more of "
+                f"{one.check.missing_on} memory"
             )
     for repeat, attempt in attempts:
         for rank in range(spec.parallelism.world_size):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from analysis.speed.speed_verdict import BAND
 from analysis.speed.speedup import Speed
 from analysis.sweep.cell_results import CellResult, eager_results
+from analysis.sweep.labels import layout_words
 from analysis.sweep.ranking import Order, rank
 from analysis.verdict.verdict import STEP_CHECKED, VerdictName
 from launch.common.text import count, listed
@@ -89,7 +90,7 @@ def _faster(
     workloads = {each.cell.workload_id for each in graphed}
     won, where, gain = {each.cell.workload_id for each, _ in faster}, "", ""
     if len(workloads) > 1:
-        layouts = {each.spec.parallelism for each in graphed}
+        layouts = {layout_words(each.spec.parallelism) for each in graphed}
         noun = "layout" if len(layouts) == len(workloads) else "workload"
         where, gain = f" in {len(won)} of {len(workloads)} {noun}s", ", the largest gain,"
     claim = f"{_name(result, ran)} is {speed.ratio:.2f}x faster ({interval(speed)}){gain} and {_agreement(result)}"

@@ -19,7 +19,7 @@ from analysis.sweep.ranking import diverging_cells, rank
 from analysis.verdict.verdict import VERDICTS, VerdictName
 from launch.common.flag_difference import flag_differences
 from launch.common.grouped import grouped
-from launch.common.text import count, first_names, one_line
+from launch.common.text import count, first_names, listed, one_line
 from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, RESULTS_INTACT
 from launch.contract.plan import CellState
@@ -123,9 +123,10 @@ def _describe_unvalidated(results: Sequence[CellResult]) -> str:
 
 
 def _bad_news(ran: Sequence[CellResult], noun: str, predicate: str, detail: Detail) -> str:
-    """Return "**2 cells PREDICATE**: A1 (detail); B2 (detail).", or "" if no cell has a detail."""
-    names = [f"{called(result)} ({text})" for result in ran if (text := detail(result))]
-    return f"**{count(noun, len(names))} {predicate}**: {first_names(names, MAXIMUM_NAMES)}." if names else ""
+    """Return "**3 cells PREDICATE**: A1, A2 (detail); B2 (detail).", or "" if no cell has a detail."""
+    found = [(text, called(result)) for result in ran if (text := detail(result))]
+    names = [f"{listed(cells, MAXIMUM_NAMES)} ({text})" for text, cells in grouped(found).items()]
+    return f"**{count(noun, len(found))} {predicate}**: {first_names(names, MAXIMUM_NAMES)}." if found else ""
 
 
 def _reason_of(word: VerdictName) -> Detail:
@@ -133,8 +134,10 @@ def _reason_of(word: VerdictName) -> Detail:
 
 
 def _doubt(result: CellResult) -> str:
-    """Return why an INCONCLUSIVE cell is undecided, and how to decide."""
-    reason = _reason_of("INCONCLUSIVE")(result)
+    """Return why an INCONCLUSIVE cell is undecided, what its step checks found, and how to decide."""
+    reason, checks = _reason_of("INCONCLUSIVE")(result), result.graphs.step_checks
+    if reason and checks and not (checks.fault or checks.undecided):
+        reason += "; its step checks found no difference beyond noise"
     return f"{reason}; fix: {result.verdict.fix}" if reason and result.verdict and result.verdict.fix else reason
 
 

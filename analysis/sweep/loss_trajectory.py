@@ -48,7 +48,7 @@ def describe_divergence(own: LossTrajectory, other: LossTrajectory) -> str:
     """Describe a difference between ``own`` and ``other`` that rounding does not explain; return "" if there is none."""
     difference = max((abs(a - b) for a, b in zip(own.first, other.first, strict=False)), default=0.0)
     if not difference <= FIRST_BOUND:
-        return f"{difference:.3g} nats apart in the first {FIRST_STEPS} steps"
+        return f"{difference:.3g} nats apart in the first {FIRST_STEPS} steps, and the bound is {FIRST_BOUND:g}"
     if own.steps == other.steps and not abs(own.mean - other.mean) <= MEAN_BOUND:
-        return f"{abs(own.mean - other.mean):.3g} nats apart in the mean over {own.steps} steps"
+        return f"{abs(own.mean - other.mean):.3g} nats apart in the mean over {own.steps} steps, and the bound is {MEAN_BOUND:g}"
     return ""

@@ -186,7 +186,7 @@ def _loss_divergence(result: CellResult, task: Sequence[CellResult]) -> str:
     if not (result.loss.trajectory and first.loss.trajectory):
         return ""
     difference = describe_divergence(result.loss.trajectory, first.loss.trajectory)
-    return f"does not train the same as {first.cell.label}: {difference}" if difference else ""
+    return f"losses unlike those of {first.name or first.cell.label}: {difference}" if difference else ""
 
 
 def _ranked(candidate: _Candidate, front: set[Point], order: Order) -> Ranked:

@@ -317,7 +317,9 @@ def name_other_causes(window: ComparisonWindow, verdict: Verdict) -> Verdict:
 def _other_cause(window: ComparisonWindow) -> str:
     """Return what keeps the curves from passing besides eager noise, or ""."""
     if window.margins.mode == "full" and len(window.evidence.tested) < len(window.samples):
-        return f"only finite differences over {MINIMUM_STEPS} steps or more can be tested"
+        if window.evidence.steps < MINIMUM_STEPS:
+            return f"only {window.evidence.steps} steps are compared, and tests need {MINIMUM_STEPS}"
+        return "tests need two eager repeats and finite differences"
     floor = window.evidence.noise_floor
     for largest in _largest(window):
         metric, size, _, margin = largest

@@ -66,7 +66,7 @@ def test_a_check_that_runs_out_of_memory_on_one_rank_costs_only_the_checks(host:
     for rank in range(2):
         checks = [event["check"] for event in read_events(graphed.attempt(2), rank) if event["kind"] == "step_check"]
         assert [(check["tensors"], check["missing"]) for check in checks] == [(0, 3 * 2**29)] * 2
-    assert "not step-checked: step" in (sweep.report / "report.md").read_text()
+    assert "not step-checked: the check of step" in (sweep.report / "report.md").read_text()
     assert "CUDA_OOM" not in (sweep.report / "report.md").read_text(), "the run itself has its memory"
 
 

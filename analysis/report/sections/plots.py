@@ -25,7 +25,8 @@ def render(report: ReportData) -> list[str]:
         return []
     blocks = ["## Plots"]
     for workload, results in selection.drawn.items():
-        blocks.append(f"### `{workload_label(results)}` (workload {workload})")
+        letters = results[0].name.rstrip("0123456789")
+        blocks.append(f"### {letters}: `{workload_label(results)}` (workload {workload})")
         blocks += [*_other_versions(results), *_equal_curves(results)]
         blocks += [f"![{TITLES[_kind(file)]}]({file})" for file in report.plots[workload]]
     blocks += [

@@ -20,10 +20,11 @@ def render(report: ReportData) -> list[str]:
 
 
 def _own(report: ReportData) -> Iterator[tuple[str, str]]:
-    """Yield the step times of each passing graphed cell and of its eager baseline."""
+    """Yield the step times of each graphed cell whose losses pass or are INCONCLUSIVE, with those of its eager baseline."""
     for result in report.ran:
         loss, speed = result.verdict, result.speed.speedup
-        if loss and result.passes and speed and not result.speed.timing_doubt:
-            yield f"this sweep: {result.name}, eager", f"{speed.eager_ms:.4g} ms"
-            graphed = f"this sweep: {result.name}, graphed ({loss.verdict}, {speed.verdict})"
-            yield graphed, f"{speed.graphed_ms:.4g} ms"
+        usable = loss and (result.passes or loss.verdict == "INCONCLUSIVE") and not result.speed.timing_doubt
+        if loss and usable and speed:
+            verdicts = f"{loss.verdict}, {speed.verdict}" if result.passes else loss.verdict
+            figure = f"this sweep: {result.name} `{result.spec.cuda_graph.label}`, eager to graphed ({verdicts})"
+            yield figure, f"{speed.eager_ms:.4g} to {speed.graphed_ms:.4g} ms"

@@ -25,7 +25,8 @@ NOTES = (
     "geometric mean of its pairs. Brackets show its interval, by Student's t on logarithms. It has a minimum width where few "
     "pairs may agree by chance (docs/speed.md).",
     f"NEUTRAL: the interval lies within {BAND:.0%} of 1. FASTER or SLOWER: it extends beyond that and excludes 1. INCONCLUSIVE: "
-    f"all other cases. A cell with fewer than two pairs or {MINIMUM_STEPS} steady steps is INCONCLUSIVE too.",
+    f"all other cases. A cell with fewer than two pairs or {MINIMUM_STEPS} steady steps is INCONCLUSIVE too. A cell whose losses do "
+    "not pass has no verdict, whatever its interval.",
     "All cells with a verdict are judged together, as one family of tests. The intervals are so wide that the chance of any "
     f"wrong FASTER or SLOWER among them is {ALPHA:.0%}.",
     "A verdict must also survive five checks: outliers, drift between repeats, the order of runs, changes within the window, and "
@@ -162,8 +163,11 @@ def _remarks_on(result: CellResult) -> Iterator[str]:
     untimed = next((pair.speed.reason for pair in result.pairs if pair.speed.reason), "")
     if result.passes and not speed and untimed:
         yield f"no speed-up, because {untimed}."
-    if result.passes and speed and speed.reason:
-        yield f"INCONCLUSIVE, because {speed.reason}."
+    if speed and speed.reason:
+        if result.passes:
+            yield f"INCONCLUSIVE, because {speed.reason}."
+        elif result.verdict and result.verdict.verdict == "INCONCLUSIVE":
+            yield f"if its losses passed, its speed-up would be INCONCLUSIVE, because {speed.reason}."
     timed = [pair.speed for pair in _timed_pairs(result)]
     if speed and speed.verdict == "FASTER" and (alone := describe_eager_only_steps(timed, BAND)):
         yield f"{alone}."

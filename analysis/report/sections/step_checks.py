@@ -31,6 +31,7 @@ def _row(result: CellResult) -> list[str]:
     none = "none beyond noise" + ("; each check compared a share of the optimizer" if checks.left_out else "")
     finding = f"**{checks.fault}**" if checks.fault else checks.undecided or none
     most = "-" if checks.most is None else f"{checks.most:.2g}"
-    counts = [checks.runs, checks.tensors, checks.unequal, most, checks.moved_tokens]
-    steps = ", ".join(map(str, checks.steps))
-    return [result.name, steps, *map(str, counts), f"{checks.seconds:.1f} s", finding]
+    compared = [str(checks.unequal), most, str(checks.moved_tokens), f"{checks.seconds:.1f} s"]
+    # A check that compared nothing found no difference either, but a 0 would claim so.
+    figures = [str(checks.tensors), *compared] if checks.tensors or checks.unequal else ["0", *["-"] * len(compared)]
+    return [result.name, ", ".join(map(str, checks.steps)), str(checks.runs), *figures, finding]

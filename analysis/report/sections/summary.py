@@ -79,9 +79,9 @@ def _verdict(result: CellResult) -> str:
 
 
 def _speedup(result: CellResult) -> str:
-    """Return the speed-up. A cell that does not pass has no speed verdict."""
+    """Return the speed-up. A cell that does not pass has no speed verdict, however narrow its interval is."""
     speed = result.speed.speedup
     if speed is None:
         return "-"
     interval = f" ({speed.interval})" if speed.interval else ""
-    return f"{speed.ratio:.2f}x{interval}{f' {speed.verdict}' if result.passes else ''}"
+    return f"{speed.ratio:.2f}x{interval}{f' {speed.verdict}' if result.passes else ', no verdict'}"

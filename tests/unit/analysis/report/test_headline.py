@@ -10,6 +10,7 @@ import pytest
 
 from analysis.limits.speedup_bound import EagerStep, SpeedupBound
 from analysis.memory.peaks import CellMemory, PhasePeak
+from analysis.pairing.step_checks import StepChecks
 from analysis.records.run import EndedAttempt, Run
 from analysis.report.charts import FAILING, SPEED_COLOURS, UNDECIDED, speed_chart
 from analysis.report.headline import headline
@@ -20,7 +21,7 @@ from analysis.speed.speedup import Speed
 from analysis.sweep.cell_results import CellIntegrity, CellResult, CellSpeed
 from analysis.verdict.verdict import STEP_CHECKED, VERDICTS, Verdict, VerdictName
 from launch.contract.outcomes import Expectation, Outcome, OutcomeName
-from launch.contract.spec import Device, GraphImpl
+from launch.contract.spec import Device, GraphImpl, Parallelism
 from tests.records import GIB, workload_spec, written_cell
 
 INTERVALS = {"FASTER": (1.11, 1.58), "NEUTRAL": (0.995, 1.004), "SLOWER": (0.8, 0.9), "INCONCLUSIVE": (0.54, 2.82)}
@@ -236,12 +237,32 @@ def test_a_cell_in_doubt_is_not_recommended() -> None:
 
 
 def test_workloads_that_differ_in_layout_are_called_layouts() -> None:
-    def over(ranks: int, result: CellResult) -> CellResult:
-        spec = workload_spec(ranks, result.spec.cuda_graph.impl, 120, ranks, "cuda")
-        return replace(result, cell=written_cell(spec, 1))
+    def over(workload: int, layout: Parallelism, result: CellResult) -> CellResult:
+        spec = workload_spec(workload, result.spec.cuda_graph.impl, 120, layout.world_size, "cuda")
+        return replace(result, cell=written_cell(replace(spec, parallelism=layout), 1))
 
-    cells = [over(ranks, result) for ranks in (1, 2) for result in (EAGER, cell("torch", "BITWISE", speed("FASTER")))]
-    assert headline(cells).startswith("Turn graphs on in 2 of 2 layouts: ")
+    def said(*layouts: Parallelism) -> str:
+        pair = EAGER, cell("torch", "BITWISE", speed("FASTER"))
+        return headline([over(number, layout, each) for number, layout in enumerate(layouts) for each in pair])
+
+    assert said(Parallelism(), Parallelism(dp=2)).startswith("Turn graphs on in 2 of 2 layouts: ")
+    other_dispatcher = Parallelism(dispatcher="allgather"), Parallelism(dispatcher="alltoall")
+    assert said(*other_dispatcher).startswith("Turn graphs on in 2 of 2 workloads: ")
+
+
+def test_cells_with_one_reason_are_named_together_with_what_their_step_checks_found() -> None:
+    undecided = Verdict("INCONCLUSIVE", "too noisy", fix="train longer")
+    cells = [replace(cell("torch", "INCONCLUSIVE"), name=name, verdict=undecided) for name in ("A1", "A2")]
+    assert (
+        "**2 graphed cells INCONCLUSIVE**: A1, A2 (too noisy; fix: train longer)." in summarise([EAGER, *cells]).notes
+    )
+    checks = StepChecks((4,), 3, 40, 1, 0.5, 0, 1.0)
+    clean, missing = (
+        replace(cells[0], graphs=replace(cells[0].graphs, step_checks=each))
+        for each in (checks, replace(checks, undecided="not step-checked"))
+    )
+    said = "too noisy; its step checks found no difference beyond noise; fix: train longer"
+    assert said in summarise([EAGER, clean]).text and "step checks" not in summarise([EAGER, missing]).text
 
 
 def test_the_picture_of_speed_ups_has_the_verdict_as_colour_and_the_upper_bound() -> None:

@@ -135,9 +135,9 @@ def test_graphed_cells_of_a_workload_are_told_apart_by_their_repeats(
 @pytest.mark.parametrize(
     ("lost", "said"),
     [
-        (lambda step: 5.0, "5 nats apart in the first 2 steps"),
-        (lambda step: 0.02 * (step == 1), "0.02 nats apart in the first 2 steps"),
-        (lambda step: 0.02 * max(step - 1, 0), "1.17 nats apart in the mean over 120 steps"),
+        (lambda step: 5.0, "5 nats apart in the first 2 steps, and the bound is 0.01"),
+        (lambda step: 0.02 * (step == 1), "0.02 nats apart in the first 2 steps, and the bound is 0.01"),
+        (lambda step: 0.02 * max(step - 1, 0), "1.17 nats apart in the mean over 120 steps, and the bound is 0.5"),
         (lambda step: 0.004, None),
         (lambda step: 10.0 * (step == 60), None),  # A change of kernels alone may cause such a spike.
     ],
@@ -153,7 +153,7 @@ def test_what_trains_something_else_is_not_ranked(tmp_path: Path, lost: Any, sai
         assert ranking.best.label == "torch, lr 0.002"
         return
     assert [cell.label for cell in ranking.cells] == ["torch, lr 0.001", "eager, lr 0.001"]
-    why = f"does not train the same as eager, lr 0.001: {said}"
+    why = f"losses unlike those of eager, lr 0.001: {said}"
     assert ranking.not_ranked == (("eager, lr 0.002", why), ("torch, lr 0.002", why))
 
 
@@ -168,8 +168,8 @@ def test_paragraph_one_says_what_trains_something_else_and_does_not_name_it_fast
     )
     text = summarise(results).text
     assert (
-        "**1 eager cell left out of the ranking**: `eager, lr 0.002` (does not train the same as eager, lr 0.001: "
-        "5 nats apart in the first 2 steps)."
+        "**1 eager cell left out of the ranking**: `eager, lr 0.002` (losses unlike those of eager, lr 0.001: "
+        "5 nats apart in the first 2 steps, and the bound is 0.01)."
     ) in text
     assert "Fastest" not in text
 

@@ -207,7 +207,7 @@ def test_checks_that_did_not_take_place_decide_nothing(tmp_path: Path, check: St
     assert result.graphs.step_checks and result.graphs.step_checks.undecided
     assert (result.graphs.step_checks.most is None) == bool(check and not check.calibrated)
     if check and check.missing:
-        expected = "not step-checked: step 62 lacked 1.5 GiB of GPU memory"
+        expected = "not step-checked: the check of step 62 needs 1.5 GiB more of GPU memory"
         assert (result.graphs.step_checks.undecided, result.graphs.step_checks.tensors) == (expected, 40)
 
 
@@ -275,7 +275,7 @@ def zero_norms(run: AttemptRecord) -> None:
 @pytest.mark.parametrize(
     ("cause", "edit", "settings"),
     [
-        ("over 100 steps or more", lambda run: None, {"steps": 60}),
+        ("only 56 steps are compared, and tests need 100", lambda run: None, {"steps": 60}),
         ("by more than 3 times the noise floor", lambda run: shift(run, 40, slice(50, 51)), {}),
         ("the mean difference of the loss", lambda run: shift(run, 4, slice(4, None)), {}),
         ("the loss drifts", lambda run: (climb(run, 5), shift(run, -2.5, slice(4, None))), {"repeats": 3}),

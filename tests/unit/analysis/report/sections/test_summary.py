@@ -8,7 +8,7 @@ import pytest
 
 from analysis.report.sections import summary
 from analysis.sweep.cell_results import CellResult
-from tests.unit.analysis.report.test_headline import cell
+from tests.unit.analysis.report.test_headline import cell, speed
 
 
 def named(name: str, label: str, workload: str, *, eager: bool = False) -> CellResult:
@@ -24,3 +24,9 @@ def test_the_legend_names_cells_once_and_what_they_share_once(monkeypatch: pytes
     assert summary.legend([two, other, alone], eager) == "A2 `torch`, with ep=4; B1 `local|mine`; C1 `torch, dp=2`."
     monkeypatch.setattr(summary, "MOST_NAMED", 1)
     assert summary.legend([two, other], eager) == "A2 `torch`, with ep=4; section Cells names the others."
+
+
+def test_the_speed_of_a_cell_that_does_not_pass_is_shown_without_a_verdict() -> None:
+    sound, unsure = (cell("torch", word, speed("FASTER")) for word in ("BITWISE", "INCONCLUSIVE"))
+    assert summary._speedup(sound) == "1.33x (1.11 to 1.58) FASTER"
+    assert summary._speedup(unsure) == "1.33x (1.11 to 1.58), no verdict"
