@@ -393,7 +393,8 @@ def _measured(name: str) -> Iterator[tuple[str, ...]]:
 def _captured(cell: Mapping[str, Any]) -> str:
     if cell["impl"] == "full_iteration":
         return "`full_iteration`" + (" with the optimizer" if ".optimizer" in cell["label"] else "")
-    return f"`{cell['impl']}`: {', '.join(cell['scope']) or 'whole layers'}"
+    mended = ", mended" if ".mended" in cell["label"] else ""
+    return f"`{cell['impl']}`: {', '.join(cell['scope']) or 'whole layers'}{mended}"
 
 
 def _ratio(speed: Mapping[str, Any]) -> str:
