@@ -23,7 +23,7 @@ ChangedMetric = Literal["step time", "model TFLOP/s/GPU", "memory before capture
 class CellChange:
     """The values of a metric in one cell, eager and graphed: ms per step, TFLOP/s per GPU, or bytes.
 
-    ``sure`` is False if the metric is a speed and the speed verdict is INCONCLUSIVE.
+    ``sure`` is False if the metric is a speed, and the verdict on speed or on losses is INCONCLUSIVE.
     """
 
     label: str
@@ -108,7 +108,7 @@ def _changes(eager: CellResult, graphed: CellResult) -> dict[ChangedMetric, Cell
         if before.keys() == after.keys():
             values["memory before capture"] = max(before.values(), default=None), max(after.values(), default=None)
         values["peak memory"] = eager.memory.peak, graphed.memory.peak
-    sure = speed is not None and speed.verdict != "INCONCLUSIVE"
+    sure = graphed.passes and speed is not None and speed.verdict != "INCONCLUSIVE"
     return {
         metric: CellChange(label, before, after, sure or metric in MEMORY_METRICS)
         for metric, (before, after) in values.items()

@@ -45,7 +45,7 @@ def _change_row(change: MetricChange, conditions: Mapping[str, str], on_gpu: boo
     return [
         change.metric,
         f"`{change.graphs}`",
-        _range(*change.span) if change.span else "unknown, since the speed-up is INCONCLUSIVE",
+        _range(*change.span) if change.span else "unknown, since losses or the speed-up are INCONCLUSIVE",
         first_names(list(dict.fromkeys(conditions[each.label] for each in change.changes))),
         first_names([_measured(change, each, on_gpu) for each in change.changes]),
     ]

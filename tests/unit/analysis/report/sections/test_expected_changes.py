@@ -13,6 +13,7 @@ from analysis.report.write_report import write_report
 from analysis.sweep.failure_modes import failure_modes
 from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.metric_changes import MemoryRisk, memory_risks, metric_changes
+from analysis.verdict.verdict import Verdict
 from launch.contract.outcomes import Outcome
 from launch.contract.plan import Reason
 from tests.records import GIB, AttemptRecord, Extra, workload_spec, write_sweep
@@ -65,9 +66,16 @@ def test_a_speed_that_is_not_sure_is_no_change_to_expect(tmp_path: Path) -> None
     step = metric_changes(compare_cells(load(sweep)))[0]
     assert step.span is None
     text = report_text(sweep)
-    assert "| step time | `torch` | unknown, since the speed-up is INCONCLUSIVE |" in section(
+    assert "| step time | `torch` | unknown, since losses or the speed-up are INCONCLUSIVE |" in section(
         text, "Expected metric changes"
     )
+
+
+def test_a_speed_of_a_cell_with_undecided_losses_is_no_change_to_expect(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=eventful)
+    eager, graphed = compare_cells(load(sweep))
+    step, _, _, peak = metric_changes([eager, replace(graphed, verdict=Verdict("INCONCLUSIVE", "noisy"))])
+    assert metric_changes([eager, graphed])[0].span and step.span is None and peak.span
 
 
 def out_of_memory(run: AttemptRecord) -> None:
