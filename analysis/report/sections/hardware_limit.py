@@ -61,6 +61,8 @@ def _kernel_table(step_ms: float, name: str, kernels: Kernels) -> list[str]:
         for one in kernels.longest
     ]
     said = f"These kernels take the most time in a step of {name}, on rank 0. The step has {kernels.number:,.0f} kernels in all."
+    if len({one.name for one in kernels.longest}) < len(kernels.longest):
+        said += " Long names are cut, so different kernels show the same beginning."
     return [said, table(("kernel", "per step", "time", "of the step"), rows)]
 
 

@@ -13,8 +13,10 @@ import pytest
 from analysis.limits.roofline import Roofline, cell_roofline, milliseconds
 from analysis.limits.step_work import Work
 from analysis.records.load import load
+from analysis.report.sections.hardware_limit import _kernel_table
 from analysis.report.write_report import write_report
 from launch.contract.records.gpu_rates import GpuRates
+from launch.contract.records.kernels import BOUNDS_US, Kernels, KernelTime
 from launch.contract.spec import RunSpec
 from tests.records import RATES, AttemptRecord, Edit, write_sweep
 from tests.schemas import validated
@@ -121,6 +123,13 @@ def test_the_report_shows_the_kernels_of_the_fastest_cell_of_each_task(tmp_path:
     assert shown.count("the most time in a step of A1") == shown.count("| kernel |") == 1
     assert "The step has 1,200 kernels in all." in shown
     assert r"| `gemm<a\|b>` | 96 | 4.25 ms | 26% |" in shown
+
+
+def test_kernels_whose_cut_names_are_equal_are_told_to_differ() -> None:
+    one, other = KernelTime("cutlass", 2, 3.0), KernelTime("gemm", 1, 2.0)
+    for longest, cut in (((one, other), False), ((one, other, one), True)):
+        said, _ = _kernel_table(10.0, "A1", Kernels((1.0,) * (len(BOUNDS_US) + 1), 5.0, longest))
+        assert ("Long names are cut" in said) == cut
 
 
 def test_the_kernels_of_a_wrong_graph_are_not_shown(tmp_path: Path) -> None:
