@@ -392,7 +392,7 @@ class RunSpec:
     field."""
     perturbed: bool = False
     """Whether step ``first_compared`` is perturbed by one unit in the last place (launch/train/perturbation.py), or a program from
-    this step on (launch/observe/perturbation.py). Such an eager run shows how far a harmless difference between kernels grows. No
+    this step on (launch/observe/steps/perturbation.py). Such an eager run shows how far a harmless difference between kernels grows. No
     digest contains this field."""
     inspect: bool = False
     """Whether steps after the timed ones are inspected (launch/train/inspection/capture_blockers.py). No digest contains this

@@ -22,16 +22,16 @@ from launch.contract.metric_names import Column
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.step_metrics import Metric
 from launch.contract.spec import read_spec
-from launch.observe.graph_counter import GraphCounter
-from launch.observe.optimizers import identity
+from launch.observe.description.used_settings import UsedSettings
 from launch.observe.printed_streams import PrintedStreams
 from launch.observe.progress_bars import ProgressBars
 from launch.observe.rank import Rank
+from launch.observe.state.optimizers import identity
 from launch.observe.steps.backlog import Backlog
+from launch.observe.steps.graph_counter import GraphCounter
 from launch.observe.steps.metric_log import Known, Source, columns_in
 from launch.observe.steps.readings import Readings
 from launch.observe.steps.training_steps import TrainingSteps
-from launch.observe.used_settings import UsedSettings
 
 _WITHIN: Final = -1
 """In place of an identity: the steps of this optimizer do not count."""

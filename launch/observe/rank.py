@@ -16,8 +16,8 @@ from launch.contract.paths import AttemptPaths
 from launch.contract.records.events import Phase
 from launch.contract.records.identity import identity_of
 from launch.contract.spec import RunSpec
-from launch.observe.program import describe_program
-from launch.observe.torch_settings import torch_settings
+from launch.observe.description.program import describe_program
+from launch.observe.description.torch_settings import torch_settings
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.imported_code import ImportedCode
 

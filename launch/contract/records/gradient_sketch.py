@@ -1,6 +1,6 @@
 """Sketches of gradients: a norm and a few random projections. Two runs compare gradients by them, without storing gradients.
 
-launch/observe/gradient_sketches.py computes them in the first steps of a user's program.
+launch/observe/state/gradient_sketches.py computes them in the first steps of a user's program.
 """
 
 from __future__ import annotations

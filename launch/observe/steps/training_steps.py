@@ -14,18 +14,18 @@ from launch.contract.records.events import StepPhase
 from launch.contract.records.gradient_sketch import GradientSketch, StepSketch
 from launch.contract.records.step_metrics import Metric
 from launch.contract.spec import RunSpec
-from launch.observe.graph_counter import GraphCounter
-from launch.observe.inspected_steps import InspectedSteps
-from launch.observe.optimizers import Optimizers, identity
-from launch.observe.perturbation import Perturbation
+from launch.observe.description.used_settings import UsedSettings
 from launch.observe.rank import Rank
+from launch.observe.state.optimizers import Optimizers, identity
+from launch.observe.steps.graph_counter import GraphCounter
+from launch.observe.steps.inspected_steps import InspectedSteps
 from launch.observe.steps.metric_log import Later, Source, columns_in_line, split_lines
 from launch.observe.steps.own_time import OwnTime
+from launch.observe.steps.perturbation import Perturbation
 from launch.observe.steps.phase_tracker import PhaseTracker
 from launch.observe.steps.readings import Ended, Moment
 from launch.observe.steps.step_groups import StepGroups
 from launch.observe.steps.step_lines import StepLines
-from launch.observe.used_settings import UsedSettings
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.profiler import StepsTrace
 

@@ -16,13 +16,13 @@ from launch.contract.records.inspection import OF_PROGRAMS, Inspection
 from launch.contract.records.probe import HOST_STEPS, Probe
 from launch.frameworks.command_line import observed_steps
 from launch.observe import start
-from launch.observe.inspected_steps import Launch, changed_kernels, launched_by_step
+from launch.observe.steps.inspected_steps import Launch, changed_kernels, launched_by_step
 from launch.train.inspection.source_line import current_program_line
 from tests.unit.launch.observe.observed import PROGRAM, STEPS, observe, spec_of
 
 GPU = """
 import time, warnings
-import launch.observe.inspected_steps as inspected_steps
+import launch.observe.steps.inspected_steps as inspected_steps
 from tests.unit.launch.observe.test_inspected_steps import Event
 import torch
 taken, modes, events = [7], [], []

@@ -15,7 +15,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.nn.modules.module import register_module_forward_hook
 
 from launch.engines.perturbation import next_after, next_output
-from launch.observe.optimizers import Optimizers
+from launch.observe.state.optimizers import Optimizers
 from launch.train.inspection.capture_blockers import compiled_functions
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -15,7 +15,7 @@ from launch.common.redact import redact
 from launch.contract.spec import RunSpec
 from launch.contract.spec_ids import digest
 from launch.frameworks.command_line import command_words, shared_words
-from launch.observe.torch_settings import torch_settings
+from launch.observe.description.torch_settings import torch_settings
 from launch.train.telemetry.provenance import describe
 
 

@@ -18,9 +18,9 @@ from launch.common.grouped import grouped
 from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
 from launch.contract.records.state_changes import ChangedTensor, StateChanges
 from launch.contract.spec_ids import digest
-from launch.observe.gradient_sketches import longest_names, own_part, sketch_values
-from launch.observe.modules import modules_of_process
-from launch.observe.weight_copies import weight_copies
+from launch.observe.state.gradient_sketches import longest_names, own_part, sketch_values
+from launch.observe.state.modules import modules_of_process
+from launch.observe.state.weight_copies import weight_copies
 from launch.train.telemetry.parameter_digest import digest_parameters
 
 _Place = tuple[int, str]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from launch.observe.gradient_sketches import CHUNK_ELEMENTS, plain_name
+from launch.observe.state.gradient_sketches import CHUNK_ELEMENTS, plain_name
 
 MOST_DISTANT = 0.5
 """Averages of weights are nearer to them than this share of their norm. Lists of gradients and moments, which have the same shapes,
@@ -72,7 +72,7 @@ def _shapes(tensors: Sequence[object]) -> tuple[object, ...]:
     """Return the shapes and devices of plain tensors with memory, or () if one is something else."""
     shapes: list[object] = []
     for one in tensors:
-        # Ask for the type first, as in launch/observe/modules.py.
+        # Ask for the type first, as in launch/observe/state/modules.py.
         if type(one) not in _PLAIN or not isinstance(one, torch.Tensor):
             return ()
         if one.layout is not torch.strided or one.is_quantized:

@@ -11,8 +11,8 @@ import torch
 from launch.common.text import first_names
 from launch.contract.records.gradient_sketch import GradientSketch
 from launch.contract.spec_ids import digest
-from launch.observe.gradient_sketches import gradient_of, own_part, parameter_names, sketch
-from launch.observe.other_state import OtherState
+from launch.observe.state.gradient_sketches import gradient_of, own_part, parameter_names, sketch
+from launch.observe.state.other_state import OtherState
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.parameter_digest import digest_parameters
 

@@ -9,7 +9,7 @@ from itertools import count
 import torch
 
 from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
-from launch.observe.modules import modules_of_process
+from launch.observe.state.modules import modules_of_process
 
 CHUNK_ELEMENTS = 2**20
 """The number of elements processed at once. It bounds temporary memory to some tens of MiB."""
