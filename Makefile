@@ -43,8 +43,8 @@ test-exhaustive: $(VENV)/installed-dev
 
 # Engine megatron on Megatron-Core 0.19.2, where `make test-slow` runs some of these.
 test-megatron-0-19: $(VENV)/installed-dev $(MEGATRON_0_19)
-	PYTHONPATH=$(MEGATRON_0_19) $(BIN)/python -m pytest tests/numerics/test_megatron.py tests/numerics/test_megatron_graphs.py \
-	    tests/numerics/test_megatron_step_check.py tests/numerics/test_hybrid.py $(AT_ONCE)
+	PYTHONPATH=$(MEGATRON_0_19) $(BIN)/python -m pytest tests/numerics/megatron $(AT_ONCE) \
+	    --ignore=tests/numerics/megatron/test_megatron_0_19.py
 
 # On a real Slurm cluster of four nodes, brought up on this host: docs/slurm.md. Its folder is named so that no process
 # imports the tests of others, and with them PyTorch.

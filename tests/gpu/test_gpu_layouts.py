@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from launch.contract.spec import Data, Model, Parallelism, Placement, RunSpec, Training
-from tests.numerics.layouts import train_rank
+from tests.numerics.parallel.layouts import train_rank
 
 pytestmark = pytest.mark.gpu
 

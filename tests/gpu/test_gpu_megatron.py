@@ -731,7 +731,7 @@ def test_ranks_replay_what_they_compute(name: str, tmp_path: Path) -> None:
 
 
 def is_captured(spec: RunSpec) -> bool:
-    """Return whether this release can capture ``spec``. tests/numerics/test_megatron_graphs.py tests that 0.19 cannot capture
+    """Return whether this release can capture ``spec``. tests/numerics/megatron/test_megatron_graphs.py tests that 0.19 cannot capture
     local graphs of a pipeline."""
     return "megatron.local_pipeline" not in {reason.rule for reason in unsupported(spec)}
 

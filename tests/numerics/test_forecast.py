@@ -23,7 +23,7 @@ from launch.engines.torch_native.layers import pointwise
 from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.parallel.buckets import ALIGNMENT
 from launch.engines.torch_native.parallel.sharding import find_shardings
-from tests.numerics.layouts import Layout, legal_layouts
+from tests.numerics.parallel.layouts import Layout, legal_layouts
 from tests.numerics.tiny import CPU
 from tests.pairwise import cover
 

@@ -19,7 +19,7 @@ from launch.engines.protocol import Engine, RankPlace
 from launch.engines.torch_native.engine import build
 from launch.train.fault_injection import FaultyStep
 from launch.train.perturbation import perturb, perturb_weight
-from tests.numerics.megatron_on_cpu import megatron_engine
+from tests.numerics.megatron.megatron_on_cpu import megatron_engine
 from tests.numerics.tiny import CPU, DENSE, batches, make_spec
 
 STEPS = 8

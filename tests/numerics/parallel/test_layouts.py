@@ -17,7 +17,7 @@ import torch
 
 from launch.contract.spec import RunSpec
 from tests.distributed import workers
-from tests.numerics.layouts import Layout, legal_layouts, spec_of, train_rank, train_rank_without_inductor
+from tests.numerics.parallel.layouts import Layout, legal_layouts, spec_of, train_rank, train_rank_without_inductor
 from tests.pairwise import cover
 
 EXHAUSTIVE = bool(os.environ.get("EXHAUSTIVE"))

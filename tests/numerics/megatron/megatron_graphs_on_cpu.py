@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 
 from launch.contract.spec import RunSpec
-from tests.numerics.megatron_on_cpu import train_megatron
+from tests.numerics.megatron.megatron_on_cpu import train_megatron
 
 
 class Graph:

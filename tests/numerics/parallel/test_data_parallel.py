@@ -23,7 +23,7 @@ from launch.engines.torch_native.parallel.data_parallel import all_reduce_mean
 from launch.engines.torch_native.parallel.process_groups import Group, make_mesh
 from tests.distributed import workers
 from tests.numerics.optimizer_steps import accumulate, take_step
-from tests.numerics.sharded_toy import CPU, Case, compare_all
+from tests.numerics.parallel.sharded_toy import CPU, Case, compare_all
 
 LAYOUTS = {
     2: [Parallelism(dp=2), Parallelism(dp=2, ep=2), Parallelism(tp=2), Parallelism(tp=2, ep=2)],

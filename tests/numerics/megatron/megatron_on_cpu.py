@@ -298,7 +298,7 @@ def megatron_engine(spec: RunSpec) -> Iterator[Any]:
 
 
 def _train(spec: RunSpec, engine: Any) -> dict[str, Any]:
-    from tests.numerics.megatron_weights import whole_weights
+    from tests.numerics.megatron.megatron_weights import whole_weights
 
     chunk = engine.chunks[0].module
     chunk = chunk.module if spec.training.precision == "bf16" else chunk

@@ -41,8 +41,8 @@ from launch.megatron_config.transformer_config import (
 from launch.support import unsupported
 from tests.distributed import RankError, workers
 from tests.megatron_release import RELEASE
-from tests.numerics.megatron_on_cpu import OF_CUDA, cpu_as_cuda, logits_of, train_megatron
-from tests.numerics.megatron_weights import from_megatron
+from tests.numerics.megatron.megatron_on_cpu import OF_CUDA, cpu_as_cuda, logits_of, train_megatron
+from tests.numerics.megatron.megatron_weights import from_megatron
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, logits, make_spec, train
 from tests.presets import PRESETS, preset
 

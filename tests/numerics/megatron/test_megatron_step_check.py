@@ -19,9 +19,9 @@ from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import CudaGraph, Model, Parallelism, RunSpec
 from launch.train.inspection.step_check import check_step
 from tests.distributed import workers
-from tests.numerics.megatron_graphs_on_cpu import graphs_on_cpu
-from tests.numerics.megatron_on_cpu import megatron_engine
-from tests.numerics.test_megatron_graphs import (
+from tests.numerics.megatron.megatron_graphs_on_cpu import graphs_on_cpu
+from tests.numerics.megatron.megatron_on_cpu import megatron_engine
+from tests.numerics.megatron.test_megatron_graphs import (
     EVEN,
     HAS_OPTIMIZER_GRAPH,
     OVERLAPPED,

@@ -22,9 +22,9 @@ from launch.support import megatron
 from orchestrator.rules import refusals
 from tests.distributed import RankError, workers
 from tests.megatron_release import RELEASE
-from tests.numerics.fused_gradients_on_cpu import gradients_fused
-from tests.numerics.megatron_graphs_on_cpu import train_graphed, train_with_own_local_graphs
-from tests.numerics.megatron_on_cpu import cpu_as_cuda, train_megatron
+from tests.numerics.megatron.fused_gradients_on_cpu import gradients_fused
+from tests.numerics.megatron.megatron_graphs_on_cpu import train_graphed, train_with_own_local_graphs
+from tests.numerics.megatron.megatron_on_cpu import cpu_as_cuda, train_megatron
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_spec
 
 STEPS, WARMUP, MICRO_BATCHES = 4, 1, 2

@@ -20,8 +20,8 @@ from launch.contract.spec import Data, Model, Parallelism, RunSpec, Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.train.data_loader import batch, open_source
+from tests.numerics.parallel.whole_parameters import whole_parameters
 from tests.numerics.tiny import DENSE, GPT_OSS, MOE, no_inductor
-from tests.numerics.whole_parameters import whole_parameters
 
 MOST_RANKS = 8
 MICRO_BATCH_SIZE = 2

@@ -12,9 +12,9 @@ from launch.contract.spec import CudaGraph, Model, Placement, RunSpec, Training
 from launch.support import unsupported
 from launch.train.data_loader import batch, open_source
 from tests.megatron_release import RELEASE
-from tests.numerics.hybrid_on_cpu import hybrid_models
-from tests.numerics.megatron_graphs_on_cpu import graphs_on_cpu
-from tests.numerics.megatron_on_cpu import megatron_engine
+from tests.numerics.megatron.hybrid_on_cpu import hybrid_models
+from tests.numerics.megatron.megatron_graphs_on_cpu import graphs_on_cpu
+from tests.numerics.megatron.megatron_on_cpu import megatron_engine
 
 STEPS = 6
 MICRO_BATCHES = 2
