@@ -184,18 +184,25 @@ def _judge_pair(
         comparable = [a.steps for a in (eager, *attempts_of(baseline.runs)) if a.digests == graphed.digests]
         fault = eager_fault(comparable)
         return Verdict("INCOMPARABLE", fault.reason, fault.fix) if fault else exact
+    return _judge_complete_pair(exact, eager, graphed, baseline, spec, margins)
+
+
+def _judge_complete_pair(
+    exact: Verdict | None, eager: Attempt, graphed: Attempt, baseline: EagerBaseline, spec: RunSpec, margins: Margins
+) -> Verdict | None:
+    """Judge two complete attempts with proven replay. ``exact`` is BITWISE, or None if the curves do not decide."""
     repeats = [attempt for attempt in attempts_of(baseline.runs) if attempt.digests == graphed.digests]
     if stuck := check_updates(eager, graphed, repeats):
         return stuck
     complete = baseline.repeats.get(graphed.digests, {}).values()
     others = [steps for steps in complete if steps is not eager.steps]
-    captured, equal = capture_step(graphed.steps, spec), exact is not None
+    captured = capture_step(graphed.steps, spec)
     replayed = compare_first_replays(eager, graphed, [one for one in repeats if one is not eager], captured)
     if changed := replayed.fault() or _check_shown_losses(eager.steps, graphed.steps, spec, margins):
         return changed
     named = {f"eager run {place}": steps for place, steps in enumerate((eager.steps, *others))}
     wide = widen_by_rounding(margins, graphed, named, {"graphed run": graphed.steps}, slice(captured))
-    if unlike := check_agreement([*named.values()], [graphed.steps], captured, wide, equal=equal):
+    if unlike := check_agreement([*named.values()], [graphed.steps], captured, wide, equal=exact is not None):
         return Verdict("INCOMPARABLE", unlike.reason, unlike.fix)
     # With this overlap, parameters of other ranks arrive in the next forward pass.
     ended = exact if spec.parallelism.overlap_param_gather else check_end(exact, eager, graphed, repeats)

@@ -19,7 +19,7 @@ from launch.contract.records.probe import PROBED_STEPS
 from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import RunSpec
 from launch.engines.profile_ranges import RANGES
-from launch.engines.protocol import Engine, RankPlace, StepKind
+from launch.engines.protocol import Engine, RankPlace, StepKind, StepResult
 from launch.train.data_loader import TokenSource, batch
 from launch.train.inspection.capture_blockers import INSPECTED_STEPS, inspect
 from launch.train.inspection.check_memory import eager_step_bytes
@@ -52,7 +52,6 @@ def train(
     dp_rank = spec.parallelism.rank_in("dp", mesh.rank)
     capture_step = engine.capture_step
     last_unsettled = spec.cuda_graph.warmup_steps - 1 if capture_step is None else capture_step
-
     checked, needed = spec.checked_steps, 0
 
     def tokens_of(step: int) -> torch.Tensor:
@@ -71,17 +70,8 @@ def train(
         if step in checked:
             metrics.flush()
             with recorder.excluding():
-                if missing:
-                    check = StepCheck(step, missing=missing)
-                else:
-                    check = check_step(engine.checkable_step(), step, tensors, needed, spec.placement.ranks_per_node)
-                recorder.write("step_check", check=check)
-        timer = StepTimer(mesh.device)
-        timer.begin()
-        with RANGES.named(f"step {step}"):
-            result = engine.step(tensors)
-        timer.end()
-        _check_kind(step, phase, result.kind)
+                recorder.write("step_check", check=_check(engine, spec, step, tensors, needed, missing))
+        result, timer = _take_step(engine, step, phase, tensors, mesh.device)
         seen_as: StepPhase = "check" if step in spec.steps_after_checks else phase
         metrics.add(PendingStep(step, result.loss, result.grad_norm, timer, tokens, seen_as))
         if phase == "capture":
@@ -93,6 +83,30 @@ def train(
     recorder.write("proof", graphs=engine.graph_stats())
     _observe_further_steps(spec, engine, tokens_of, recorder)
     recorder.enter("teardown", spec.training.steps)
+
+
+def _check(engine: Engine, spec: RunSpec, step: int, tokens: torch.Tensor, needed: int, missing: int) -> StepCheck:
+    """Check ``step``, which takes ``needed`` bytes without its graphs, unless bytes are ``missing``."""
+    if missing:
+        return StepCheck(step, missing=missing)
+    return check_step(engine.checkable_step(), step, tokens, needed, spec.placement.ranks_per_node)
+
+
+def _take_step(
+    engine: Engine, step: int, phase: Phase, tokens: torch.Tensor, device: torch.device
+) -> tuple[StepResult, StepTimer]:
+    """Take a step and time it.
+
+    Raises:
+        CaptureError: the engine captured in a different step than it had declared.
+    """
+    timer = StepTimer(device)
+    timer.begin()
+    with RANGES.named(f"step {step}"):
+        result = engine.step(tokens)
+    timer.end()
+    _check_kind(step, phase, result.kind)
+    return result, timer
 
 
 def _observe_further_steps(

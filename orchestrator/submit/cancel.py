@@ -84,18 +84,7 @@ def cancel(
             sweep, scheduler, chosen, frozenset(b for b, run_ids in alive.items() if going[b] == run_ids)
         )
         scancel(cancelled.job_ids(jobs, "waits"))
-    if not cancelled.have_ended(QUIET_SECONDS):
-        tell(f"waiting up to {ASKED_SECONDS:g} s for {cancelled.describe_left()}")
-    if not cancelled.have_ended(ASKED_SECONDS - QUIET_SECONDS):
-        job_ids = cancelled.job_ids(scheduler.look(read_submissions(sweep)))
-        scancel(job_ids)
-        by_scancel = " after scancel" if job_ids else ""
-        tell(f"waiting up to {ENDED_SECONDS:g} s more{by_scancel} for {cancelled.describe_left()}")
-        if not cancelled.have_ended(ENDED_SECONDS):
-            seconds = ASKED_SECONDS + ENDED_SECONDS
-            raise SystemFault(
-                f"runs of {plan.name} have not ended {seconds:g} s after being asked to; see status {plan.name}"
-            )
+    _wait(cancelled, plan, tell)
     states = read_states(sweep, plan, scheduler.look(read_submissions(sweep)))
     try:
         close_dead_attempts(sweep, states)
@@ -103,6 +92,27 @@ def cancel(
         raise SystemFault(f"the runs have ended, but not every outcome is written yet: {fault}") from fault
     asked = sorted(run_id for run_ids in going.values() for run_id in run_ids)
     return [run_id for run_id in asked if run_id not in states or states[run_id].name == "CANCELLED"], states
+
+
+def _wait(cancelled: CancelledJobs, plan: Plan, tell: Callable[[str], None]) -> None:
+    """Wait until the runs have ended. End by scancel the jobs of those that take long.
+
+    Raises:
+        SystemFault: some runs have not ended.
+    """
+    if not cancelled.have_ended(QUIET_SECONDS):
+        tell(f"waiting up to {ASKED_SECONDS:g} s for {cancelled.describe_left()}")
+    if cancelled.have_ended(ASKED_SECONDS - QUIET_SECONDS):
+        return
+    job_ids = cancelled.job_ids(cancelled.scheduler.look(read_submissions(cancelled.sweep)))
+    scancel(job_ids)
+    by_scancel = " after scancel" if job_ids else ""
+    tell(f"waiting up to {ENDED_SECONDS:g} s more{by_scancel} for {cancelled.describe_left()}")
+    if not cancelled.have_ended(ENDED_SECONDS):
+        seconds = ASKED_SECONDS + ENDED_SECONDS
+        raise SystemFault(
+            f"runs of {plan.name} have not ended {seconds:g} s after being asked to; see status {plan.name}"
+        )
 
 
 def scancel(job_ids: Sequence[str]) -> None:
