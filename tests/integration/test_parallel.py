@@ -31,16 +31,16 @@ runpy.run_path({slow_ranks!r})
 def take_memory():
     import torch
 
-    from launch.train.inspection.step_check import _Passes
+    from launch.train.inspection.uncaptured_passes import UncapturedPasses
 
-    computed = _Passes._computed
+    computed = UncapturedPasses._computed
 
     def compute_or_fail(*arguments):
         if os.environ["RANK"] == "1":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 1 has 80 GiB")
         return computed(*arguments)
 
-    _Passes._computed = compute_or_fail
+    UncapturedPasses._computed = compute_or_fail
 
 
 if "launch.train.fork_server" in sys.orig_argv:

@@ -30,7 +30,8 @@ from launch.engines.torch_native.moe.router import RepeatedChoice
 from launch.engines.torch_native.optim import adamw, fused_kernels
 from launch.engines.torch_native.parallel.data_parallel import GradientReduction
 from launch.engines.torch_native.step_check import TorchNativeStep
-from launch.train.inspection import check_memory, step_check
+from launch.train.inspection import check_memory, step_check, uncaptured_passes
+from launch.train.inspection.snapshot import Snapshot
 from launch.train.inspection.step_check import check_step
 from tests.distributed import workers
 from tests.numerics.full_iteration_on_cpu import full_iteration_on_cpu
@@ -442,7 +443,7 @@ def test_rounding_that_the_first_layer_amplifies_is_no_fault_but_a_planted_fault
     spec = spec_of(FULL)
     spec = replace(spec, model=AMPLIFIED, training=replace(spec.training, seed=seed))
     captured = train_to_first_check(spec)
-    with mock.patch.multiple(step_check, LEAST_GROWTH=math.inf, LEAST_GROWTH_ALONE=math.inf):
+    with mock.patch.multiple(uncaptured_passes, LEAST_GROWTH=math.inf, LEAST_GROWTH_ALONE=math.inf):
         assert any(faults_of(check(captured, order)) for order in (sum_in_halves, sum_in_quarters))
     for order in (sum_in_halves, sum_in_quarters):
         found = check(captured, order)
@@ -609,7 +610,7 @@ def test_rounding_of_the_first_router_is_no_fault(layers: int) -> None:
 
 def check_rounding(spec: RunSpec) -> tuple[int, list[str]]:
     """Return how many tokens move by rounding, and faults of routers, if the first layer does not count as amplifying it."""
-    with mock.patch.multiple(step_check, LEAST_GROWTH=math.inf, LEAST_GROWTH_ALONE=math.inf):
+    with mock.patch.multiple(uncaptured_passes, LEAST_GROWTH=math.inf, LEAST_GROWTH_ALONE=math.inf):
         found = check(train_to_first_check(spec, dist.get_rank()), sum_in_halves)
     return sum(row.tokens for row in found.routing), [row.name for row in found.routing if row.is_fault]
 
@@ -868,6 +869,7 @@ def test_memory_that_runs_out_in_a_pass_of_several_ranks_ends_the_run_with_the_r
     with (
         mock.patch.multiple(dist, is_initialized=lambda: True, get_world_size=lambda: 2),
         mock.patch.object(step_check, "largest_on_ranks", lambda value, device: value),
+        mock.patch.object(uncaptured_passes, "largest_on_ranks", lambda value, device: value),
         out_of_memory(PLACES["forward"], 0),
         pytest.raises(
             torch.OutOfMemoryError, match=r"^in the check of step 2, where other ranks wait: CUDA out of memory"
@@ -897,7 +899,7 @@ def test_a_check_without_memory_leaves_nothing_behind(
 
     def replayed() -> list[torch.Tensor]:
         step = engine.checkable_step()
-        with step_check.Snapshot(step.state(), step.generators(), on_host=False).restored():
+        with Snapshot(step.state(), step.generators(), on_host=False).restored():
             step.replay(batch)
             return [result.clone() for _, result in (*step.results(), *step.updated())]
 
