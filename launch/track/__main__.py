@@ -30,9 +30,10 @@ from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.spec import read_spec
 from launch.track.attempt_content import run_summary, step_row
 from launch.track.follow import follow
+from launch.track.published_report import publish_report
 from launch.track.settings import TrackSettings
 from launch.track.tensorboard import EventFiles
-from launch.track.weights_and_biases import Session, open_attempt, publish_report
+from launch.track.weights_and_biases import Session, open_attempt
 
 Say = Callable[[str], None]
 

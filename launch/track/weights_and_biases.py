@@ -1,4 +1,4 @@
-"""Weights & Biases: a run for each run of a sweep, and one for its report.
+"""Weights & Biases: the process's session, and a run for each run of a sweep.
 
 wandb itself reads the API key from the environment or from netrc. We never write the key to a file or a command line.
 """
@@ -6,12 +6,10 @@ wandb itself reads the API key from the environment or from netrc. We never writ
 from __future__ import annotations
 
 import http.client
-import json
 import netrc
 import os
 import secrets
 import shutil
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -24,7 +22,7 @@ from launch.common.atomic_files import write_text
 from launch.common.redact import Secrets, is_secret_name
 from launch.contract.paths import PROJECT_URL, AttemptPaths, SweepPaths
 from launch.contract.spec import read_spec
-from launch.track.attempt_content import GIB, run_config
+from launch.track.attempt_content import run_config
 from launch.track.settings import TrackSettings
 from launch.track.tags import gpu_tags, run_tags, usable_tags
 
@@ -207,7 +205,7 @@ class AttemptRun:
         self._run.summary.update(dict(summary))
         self._run.finish(exit_code=0 if complete else 1)
         if self._attempt.has_ended:
-            _remove_superseded(self._run)
+            remove_superseded(self._run)
 
 
 def open_attempt(session: Session, attempt: AttemptPaths) -> AttemptRun:
@@ -216,7 +214,7 @@ def open_attempt(session: Session, attempt: AttemptPaths) -> AttemptRun:
     return AttemptRun(session.open(attempt.run_id, job_type, run_tags(spec), run_config(spec, attempt)), attempt)
 
 
-def _remove_superseded(run: wandb.Run) -> None:
+def remove_superseded(run: wandb.Run) -> None:
     """Remove the older offline folders of ``run``, because its last one is complete, and wandb's own logs in the last one."""
     keep = Path(run.settings.sync_dir)
     for folder in keep.parent.glob(f"offline-run-*-{run.id}*"):
@@ -225,99 +223,3 @@ def _remove_superseded(run: wandb.Run) -> None:
             shutil.rmtree(folder)
     for folder in (path for path in keep.iterdir() if path.is_dir() and not (path / "media").exists()):
         shutil.rmtree(folder)
-
-
-# --- the report ---
-
-
-COLUMNS = (
-    "cell", "label", "outcome", "verdict", "speedup", "speedup_low", "speedup_high", "speed_verdict", "peak_memory_gib",
-)  # fmt: skip
-
-
-VERDICT_SECONDS = 15.0
-"""How long the summaries of runs may take. With the upload before, it is less than orchestrator.sweeps.report_process waits."""
-MOST_SUMMARISED = 100
-"""The most cells in the summary of a report's run. The table has all cells."""
-
-
-def publish_report(sweep: SweepPaths, settings: TrackSettings, say: Callable[[str], None]) -> None:
-    """Log the report on disk as a run of job type ``analysis``: its table of verdicts, its speed-ups and report.html."""
-    with Session(sweep, "analysis", settings, say) as session:
-        if session.mode == "disabled":
-            return
-        import wandb
-
-        content = json.loads((sweep.report / "report.json").read_text())
-        rows = verdict_rows(content)
-        shutil.rmtree(sweep.tracking / "data", ignore_errors=True)
-        run = session.open("analysis", "analysis", (), {"sweep": content["sweep"], "recipe": content["recipe"]})
-        table = wandb.Table(columns=list(COLUMNS), data=list(rows))
-        speeds = wandb.plot.bar(table, "cell", "speedup", title="Speed-up over eager")
-        run.log({"verdicts": table, "speedups": speeds})
-        run.summary.update(report_summary(content, rows))
-        artifact = wandb.Artifact(f"report-{run.id.removeprefix('analysis-')}", type="report")
-        artifact.add_file(str(sweep.report / "report.html"))
-        run.log_artifact(artifact)
-        run.finish()
-        _remove_superseded(run)
-        if session.mode == "offline":
-            say("run report again after the upload: only then do the runs in W&B get their verdicts")
-        else:
-            add_verdicts(f"{run.entity}/{run.project}", sweep_token(sweep.tracking), content, say)
-
-
-def add_verdicts(project: str, token: str, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Add the results of each cell to the W&B summaries of its runs, as far as possible within :data:`VERDICT_SECONDS`."""
-    import wandb
-
-    summaries, done, deadline = run_summaries(content), 0, time.monotonic() + VERDICT_SECONDS
-    missing = f"within {VERDICT_SECONDS:g} s"
-    api: Any = wandb.Api(timeout=round(VERDICT_SECONDS))
-    for run_id, summary in summaries.items():
-        if time.monotonic() > deadline:
-            break
-        try:
-            api.run(f"{project}/{run_id}-{token}").summary.update(summary)
-            done += 1
-        except (wandb.errors.Error, ValueError) as error:
-            # A run that was never uploaded does not exist.
-            missing = next(iter(str(error).splitlines()), type(error).__name__)
-    if done < len(summaries):
-        say(
-            f"{done} of {len(summaries)} runs have their verdict in W&B ({missing}); the W&B run named analysis has all verdicts"
-        )
-
-
-def run_summaries(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return each cell's results in report.json as report/COLUMN, for each of its runs by id. Unknown values are left out."""
-    summaries: dict[str, dict[str, Any]] = {}
-    for cell, row in zip(content["cells"], verdict_rows(content), strict=True):
-        known = {f"report/{name}": value for name, value in zip(COLUMNS, row, strict=True) if value is not None}
-        summaries |= {run["run_id"]: known for run in cell["runs"]}
-    return summaries
-
-
-def verdict_rows(content: Mapping[str, Any]) -> list[Sequence[Any]]:
-    """Return a row of ``COLUMNS`` for each cell of report.json. Unknown values are None."""
-    return [
-        [
-            cell["name"],
-            cell["label"],
-            cell["outcome"],
-            (cell["verdict"] or {}).get("verdict"),
-            *((cell["speed"] or {}).get(key) for key in ("ratio", "low", "high", "verdict")),
-            cell["memory"]["peak"] / GIB if cell["memory"] else None,
-        ]
-        for cell in content["cells"]
-    ]
-
-
-def report_summary(content: Mapping[str, Any], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the headline, the exit code, and the known values of each cell as NAME/COLUMN."""
-    summary: dict[str, Any] = {"headline": content["summary"]["headline"], "exit_code": content["exit_code"]}
-    for name, *values in rows[:MOST_SUMMARISED]:
-        summary |= {
-            f"{name}/{column}": value for column, value in zip(COLUMNS[1:], values, strict=True) if value is not None
-        }
-    return summary

@@ -307,7 +307,7 @@ class Graphql(http.server.BaseHTTPRequestHandler):
 
 ADD_VERDICTS = """
 import json, sys
-from launch.track.weights_and_biases import add_verdicts
+from launch.track.published_report import add_verdicts
 add_verdicts("me/graphs", "token", json.load(sys.stdin), print)
 """
 
