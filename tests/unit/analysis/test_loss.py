@@ -64,31 +64,18 @@ def with_value(values: Floats, at: int, value: float) -> Floats:
     return changed
 
 
-@pytest.mark.parametrize(
-    ("bias", "word", "code"), [(0.0, "EQUIVALENT", 0), (2.0, "DIVERGED", 3), (0.9, "INCONCLUSIVE", 4)]
-)
-def test_as_a_process(tmp_path: Path, bias: float, word: str, code: int) -> None:
+def test_as_a_process(tmp_path: Path) -> None:
+    """Other tests call ``main``, which returns the exit codes of other verdicts."""
     files = [noisy(tmp_path / f"{name}.csv", seed) for seed, name in enumerate(("e1", "e2"))]
-    files += [noisy(tmp_path / "g1.csv", 2, bias=bias), noisy(tmp_path / "g2.csv", 3, bias=bias)]
-    command = [
-        sys.executable,
-        "-m",
-        "analysis.loss",
-        "--eager",
-        *map(str, files[:2]),
-        "--graphed",
-        *map(str, files[2:]),
-    ]
-    done = subprocess.run([*command, "--capture-step", "3"], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert (done.returncode, done.stderr) == (code, "")
-    assert done.stdout.split()[0] == word
+    files += [noisy(tmp_path / "g1.csv", 2, bias=2.0), noisy(tmp_path / "g2.csv", 3, bias=2.0)]
+    names = ["--eager", *map(str, files[:2]), "--graphed", *map(str, files[2:])]
+    command = [sys.executable, "-m", "analysis.loss", *names, "--capture-step", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.startswith("DIVERGED\n")
     for said in (
-        "steps 4 to 119 (116); 2 eager, 2 graphed",
-        "2 noise floor",
-        "3 mean",
-        "4 drift",
-        "provenance unchecked",
-    ):
+        "steps 4 to 119 (116); 2 eager, 2 graphed", "2 noise floor", "3 mean", "4 drift", "provenance unchecked",
+    ):  # fmt: skip
         assert said in done.stdout
 
 
