@@ -44,16 +44,23 @@ class Process(Protocol):
 
 
 class LocalRanks:
-    """Ranks on the host of this process. Each leads a process group."""
+    """Ranks on the host of this process. Each leads a process group.
+
+    Args:
+        variables: what the ranks of all runs with these settings share, so that they can be forks of one server.
+        added: the variables of this attempt alone.
+    """
 
     def __init__(
-        self, attempt: AttemptPaths, spec: RunSpec, variables: Mapping[str, str], servers: ForkServers
-    ) -> None:
+        self, attempt: AttemptPaths, spec: RunSpec, variables: Mapping[str, str], servers: ForkServers,
+        added: Mapping[str, str] = {},
+    ) -> None:  # fmt: skip
         count = str(spec.placement.ranks_per_node)
         self._module, processes = rank_program(spec)
         self._shared = {**variables, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": LOOPBACK}
         port = str(free_port())
-        self._places = [{"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port} for rank in map(str, range(processes))]
+        own = {"MASTER_PORT": port, **added}
+        self._places = [{"RANK": rank, "LOCAL_RANK": rank, **own} for rank in map(str, range(processes))]
         self._killed_before = oom_kills()
         self._failures: list[RankExit] = []
         self._attempt = attempt

@@ -166,8 +166,8 @@ class Supervisor:
         if order.step is not None and self._job is not None:
             variables = {**step_variables(spec, order.environment, self._job), **added}
             return StepRanks(attempt, order.step, self._job, variables, spec.ranks_per_task), variables
-        variables = {**local_variables(spec, order.environment, slot_names), **added}
-        return LocalRanks(attempt, spec, variables, self._servers), variables
+        variables = local_variables(spec, order.environment, slot_names)
+        return LocalRanks(attempt, spec, variables, self._servers, added), {**variables, **added}
 
     def _record_allocation(self) -> int:
         """Record this supervisor's allocation and return its number. Attempts that share it ran on the same devices."""

@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -217,6 +218,17 @@ def test_without_a_server_ranks_are_new_interpreters(
     ranks.end()
     assert ranks.poll() == -signal.SIGTERM
     assert servers.serve(spec, ranks._shared) is None, "it is not tried again"
+
+
+def test_the_variables_of_one_attempt_need_no_other_server(attempt: AttemptPaths) -> None:
+    """A second server would import torch again: 10 s on a GPU host, for this attempt and for the next run."""
+    servers = mock.Mock(spec=ForkServers)
+    for added in ({}, {"THIS_ATTEMPT": "1"}):
+        LocalRanks(attempt, ANY, ENVIRONMENT, servers, added)
+        (_, (place,), _), _ = servers.serve.return_value.fork.call_args
+        assert added.items() <= place.items()
+    (first, second) = (call.args for call in servers.serve.call_args_list)
+    assert first == second
 
 
 def test_ranks_that_end_while_their_server_imports_do_not_begin(
