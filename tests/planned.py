@@ -31,7 +31,8 @@ COMPILED = {"cuda_graph.impl": ["torch_compile"]}
 
 def plan(folder: Path, *, host: Target = CPU_HOST, only: Sequence[str] = (), **fields: Any) -> Plan:
     path = folder / "r.yaml"
-    path.write_text(yaml.safe_dump({"name": "x", "model": "tiny_moe", "repeats": 2, **fields}, sort_keys=False))
+    model = {} if fields.get("engine") == "command" else {"model": "tiny_moe"}
+    path.write_text(yaml.safe_dump({"name": "x", **model, "repeats": 2, **fields}, sort_keys=False))
     recipe = load(path)
     return make_plan(recipe, filter_cells(expand(recipe, host.device), only), host, MemoryCheck(host))
 

@@ -42,6 +42,7 @@ IDENTITY = ("versions.", "packages.", "code.", "data_digest", "digests.")
 """The beginnings of what identifies code, libraries and data in environment.json."""
 _MACHINE = ("hardware.", "settings.")
 RESUME = "run `python -m orchestrator resume` on the sweep"
+RESUME_FAILED = "correct that failure, then run `python -m orchestrator resume` on the sweep with `--failed`"
 
 
 @dataclass(frozen=True)

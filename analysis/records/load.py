@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -60,6 +60,8 @@ class Records:
 
     plan: Plan
     runs: Mapping[str, tuple[Run, ...]]
+    skipped: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """For each cell id, why repeats were not begun, by the repeat. ``runs`` leaves them out."""
 
 
 def load(sweep: SweepPaths) -> Records:
@@ -94,20 +96,28 @@ def without_runs(plan: Plan, run_ids: Set[str]) -> Plan:
 
 def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
     """Load the records of the cells of ``plan``."""
-    runs = {cell.cell_id: _load_cell(sweep, cell, plan) for cell in plan.cells if cell.state == "run"}
-    return Records(plan, name_edits(name_copies(runs)))
+    cells = [cell for cell in plan.cells if cell.state == "run"]
+    skipped = {cell.cell_id: _skipped(sweep, cell, plan) for cell in cells}
+    runs = {cell.cell_id: _load_cell(sweep, cell, plan, skipped[cell.cell_id].keys()) for cell in cells}
+    return Records(plan, name_edits(name_copies(runs)), skipped)
 
 
-def _load_cell(sweep: SweepPaths, cell: Cell, plan: Plan) -> tuple[Run, ...]:
+def _skipped(sweep: SweepPaths, cell: Cell, plan: Plan) -> dict[int, str]:
+    """Return why repeats of ``cell`` were not begun, since they would have been in vain."""
+    reasons = enumerate(why_skipped(sweep, run_id, {}, plan.precedents) for run_id in cell.repeat_ids)
+    return {repeat: reason for repeat, reason in reasons if reason}
+
+
+def _load_cell(sweep: SweepPaths, cell: Cell, plan: Plan, skipped: Set[int]) -> tuple[Run, ...]:
     """Load the runs of ``cell``, except those that did not begin and count for nothing.
 
-    These are optional runs, which begin only if a verdict needs them, and runs that would only repeat a failure.
+    These are the repeats in ``skipped``, and optional runs, which begin only if a verdict needs them.
     """
     spec = cell.run_spec
-    runs = (load_run(sweep.run(run_id), run_id, repeat, spec) for repeat, run_id in enumerate(cell.run_ids))
-    optional = plan.runs_if_needed
-    wanted = (run for run in runs if run.begun or not (run.run_id in optional or why_skipped(sweep, run.run_id, {})))
-    return tuple(replace(run, perturbed=run.run_id not in cell.repeat_ids) for run in wanted)
+    wanted = ((repeat, run_id) for repeat, run_id in enumerate(cell.run_ids) if repeat not in skipped)
+    runs = (load_run(sweep.run(run_id), run_id, repeat, spec) for repeat, run_id in wanted)
+    begun = (run for run in runs if run.begun or run.run_id not in plan.runs_if_needed)
+    return tuple(replace(run, perturbed=run.run_id not in cell.repeat_ids) for run in begun)
 
 
 def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:

@@ -18,7 +18,7 @@ from analysis.memory.shared_gpu import shared_runs, speed_doubt
 from analysis.pairing.eager_baseline import EagerBaseline, eager_side
 from analysis.pairing.flaky_attempts import contradictions, uncompared_attempts
 from analysis.pairing.judge_pairs import judge_pairs
-from analysis.pairing.pair import Pair, collect_pair, margins_for
+from analysis.pairing.pair import RESUME_FAILED, Pair, collect_pair, margins_for
 from analysis.pairing.step_checks import StepChecks, collect_step_checks
 from analysis.records.load import Records
 from analysis.records.run import Attempt, Run, attempts_of
@@ -28,6 +28,7 @@ from analysis.speed.step_time import cell_step_time
 from analysis.sweep.cell_results import CellGraphs, CellIntegrity, CellLoss, CellResult, CellSpeed, PairResult
 from analysis.sweep.loss_trajectory import loss_trajectory
 from analysis.verdict.completeness import finite_steps, incomplete
+from analysis.verdict.verdict import Verdict
 from launch.contract.outcomes import RESULTS_INTACT
 from launch.contract.plan import Cell, Margins
 from launch.contract.records.step_metrics import METRICS
@@ -73,9 +74,19 @@ def _cell(cell: Cell, records: Records, baseline: EagerBaseline | None, shared: 
     if cell.state != "run":
         return CellEvidence(CellResult(cell, ()))
     runs, margins = records.runs[cell.cell_id], records.plan.margins
+    skipped = records.skipped.get(cell.cell_id, {})
+    if not runs and skipped:
+        return CellEvidence(CellResult(cell, (), verdict=_unmade(skipped) if cell.graphed else None, skipped=skipped))
     if cell.graphed:
-        return _graphed_cell(cell, runs, baseline or EagerBaseline((), {}), records, shared)
-    return _eager_cell(cell, runs, baseline, margins, shared)
+        found = _graphed_cell(cell, runs, baseline or EagerBaseline((), {}), records, shared)
+    else:
+        found = _eager_cell(cell, runs, baseline, margins, shared)
+    return replace(found, result=replace(found.result, skipped=skipped))
+
+
+def _unmade(skipped: Mapping[int, str]) -> Verdict:
+    """Return the verdict on a graphed cell of which no run was begun."""
+    return Verdict("INCOMPARABLE", next(iter(skipped.values())), RESUME_FAILED)
 
 
 def _eager_cell(

@@ -99,6 +99,8 @@ class CellResult:
     integrity: CellIntegrity = CellIntegrity()
     looks: tuple[int, ...] = ()
     """The numbers of repeats after which its verdicts are judged (Plan.looks). The looks share the error."""
+    skipped: Mapping[int, str] = field(default_factory=dict)
+    """Why repeats were not begun, by the repeat. ``runs`` leaves them out."""
     foreign_memory: Mapping[str, int] = field(default_factory=dict)
     """The bytes that other processes held on a GPU of a run when it began, by run id. Such runs do not count in ``memory``."""
     name: str = ""
@@ -117,7 +119,7 @@ class CellResult:
         """The outcome of all runs, or counts if they differ: "COMPLETED x1, CUDA_OOM x1"."""
         counts = Counter(run.status for run in self.runs)
         if len(counts) <= 1:
-            return next(iter(counts), "NOT RUN")
+            return next(iter(counts), "SKIPPED" if self.skipped else "NOT RUN")
         return ", ".join(f"{status} x{count}" for status, count in sorted(counts.items()))
 
     @property
@@ -134,8 +136,9 @@ class CellResult:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the plan runs this cell and some run has no outcome yet."""
-        return self.cell.state == "run" and (not self.runs or any(run.attempt is None for run in self.runs))
+        """Whether the plan runs this cell and some run has no outcome yet. Skipped runs get none."""
+        unbegun = not self.runs and not self.skipped
+        return self.cell.state == "run" and (unbegun or any(run.attempt is None for run in self.runs))
 
     @property
     def unexpected(self) -> bool:

@@ -8,7 +8,7 @@ cells. They therefore do not change once the bundle stops (docs/speed.md).
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from analysis.records.load import load_planned, without_runs
@@ -19,7 +19,7 @@ from launch.common.atomic_files import write_json
 from launch.common.parent_death import die_with_parent
 from launch.contract.bundle import EarlyStop, why_skipped
 from launch.contract.paths import BundlePaths, SweepPaths
-from launch.contract.plan import Cell, read_plan
+from launch.contract.plan import Cell, Precedents, read_plan
 
 
 def find_early_stop(bundle: BundlePaths) -> EarlyStop | None:
@@ -32,7 +32,7 @@ def find_early_stop(bundle: BundlePaths) -> EarlyStop | None:
     sweep, plan = bundle.sweep, read_plan(bundle.sweep)
     workload = next(one.workload_id for one in plan.bundles if one.bundle_id == bundle.root.name)
     cells = [cell for cell in plan.cells if cell.workload_id == workload and cell.run_ids]
-    repeats = complete_repeats(sweep, cells)
+    repeats = complete_repeats(sweep, cells, plan.precedents)
     if repeats not in plan.looks[:-1]:
         return None
     later = tuple(run_id for cell in cells for run_id in cell.repeat_ids[repeats:])
@@ -42,13 +42,13 @@ def find_early_stop(bundle: BundlePaths) -> EarlyStop | None:
     return EarlyStop(repeats, plan.looks[-1], later) if are_final(results) else None
 
 
-def complete_repeats(sweep: SweepPaths, cells: Sequence[Cell]) -> int | None:
+def complete_repeats(sweep: SweepPaths, cells: Sequence[Cell], precedents: Mapping[str, Precedents]) -> int | None:
     """Return how many repeats of ``cells``, all of one workload, have ended, or None if a later one has begun."""
     repeats = zip(*(cell.repeat_ids for cell in cells), strict=True)
     attempts = [[sweep.run(run_id).attempts() for run_id in repeat] for repeat in repeats]
     ended = [
         all(
-            begun[-1].has_ended if begun else why_skipped(sweep, cell.repeat_ids[number], {})
+            begun[-1].has_ended if begun else why_skipped(sweep, cell.repeat_ids[number], {}, precedents)
             for cell, begun in zip(cells, repeat, strict=True)
         )
         for number, repeat in enumerate(attempts)

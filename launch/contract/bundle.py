@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from launch.common.regular_file import read_regular
 from launch.common.typed_json import from_json, read_record
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import BundlePaths, SweepPaths
-from launch.contract.plan import Limits
+from launch.contract.plan import Limits, Precedents
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,15 @@ class BundleOrder:
     """The cluster profile's variables for every rank. The run's own spec overrides them."""
     looks: tuple[str, ...] = ()
     """Runs before which the verdicts so far are judged. If they are settled, the runs left are not begun (EarlyStop)."""
+    precedents: Mapping[str, Precedents] = field(default_factory=dict)
+    """Those of each cell of the bundle."""
+    awaited: Mapping[str, int] = field(default_factory=dict)
+    """Attempts of other bundles' runs that were ordered together with this bundle. Earlier ones are no precedents."""
+
+    @property
+    def attempts(self) -> Mapping[str, int]:
+        """The ordered attempt of each run, in this bundle and others."""
+        return {**self.awaited, **dict(self.schedule)}
 
 
 @dataclass(frozen=True)
@@ -86,21 +95,61 @@ def runs_not_needed(bundle: BundlePaths) -> frozenset[str]:
         return frozenset()
 
 
-def why_skipped(sweep: SweepPaths, run_id: str, ordered: Mapping[str, int]) -> str:
-    """Return why a run that never began would probably repeat a failure of its cell; "" if it is worth its GPU minutes.
+def why_skipped(
+    sweep: SweepPaths, run_id: str, ordered: Mapping[str, int], precedents: Mapping[str, Precedents]
+) -> str:
+    """Return why a run that never began is not worth its GPU minutes; "" if it is.
 
-    One failure by settings or installed software suffices. Any other failure counts once a second repeat has confirmed it. An
-    attempt in ``ordered`` that has not begun may still succeed.
+    It would probably repeat a failure of its cell, or of a cell with the same command, or its eager baseline has failed for
+    good, so that nothing could be compared. ``precedents`` has those of each cell. An attempt in ``ordered`` that has not begun
+    may still succeed.
     """
     cell, _, repeat = run_id.rpartition("-r")
-    if not repeat.isdecimal() or repeat == "0" or sweep.run(run_id).attempt_numbers():
+    if not repeat.isdecimal() or sweep.run(run_id).attempt_numbers():
         return ""
-    first, second = (_latest_outcome(sweep, f"{cell}-r{number}", ordered) for number in (0, 1))
-    if first is None or not (first.repeats_alike or (second is not None and second.confirms(first))):
+    others, own = precedents.get(cell, Precedents()), _first_outcomes(sweep, cell, ordered)
+    if repeat != "0" and (known := _lasting_failure(*own)):
+        return f"not tried, since {known}"
+    eager = _first_outcomes(sweep, others.eager, ordered) if others.eager else (None, None)
+    if known := _failure_of_eager(*eager, repeat):
+        return f"not tried, since its eager baseline failed ({others.eager}: {known}), so nothing could be compared"
+    for first in others.same_command:
+        outcome, _ = _first_outcomes(sweep, first, ordered)
+        if outcome is not None and outcome.is_command_failure:
+            return f"not tried, since {first}-r0 has the same command but for numbers, and ended as {_ending(outcome)}"
+    return ""
+
+
+def _lasting_failure(first: Outcome | None, second: Outcome | None) -> str:
+    """Describe the outcomes of repeats 0 and 1 if others would probably end like them; return "" if not.
+
+    One failure by settings or installed software suffices. Any other failure counts once repeat 1 has confirmed it.
+    """
+    if first is None:
         return ""
-    named = f" ({first.failure_class})" * (first.failure_class not in ("", first.outcome))
-    who = "repeat 0" if first.repeats_alike else "repeats 0 and 1"
-    return f"{who} ended as {first.outcome}{named} in {first.phase}, so this one was not tried"
+    if first.repeats_alike:
+        return f"repeat 0 ended as {_ending(first)}"
+    return f"repeats 0 and 1 ended as {_ending(first)}" if second is not None and second.confirms(first) else ""
+
+
+def _failure_of_eager(first: Outcome | None, second: Outcome | None, repeat: str) -> str:
+    """Describe the outcomes of eager repeats if a graphed ``repeat`` could not be compared; return "" if it could."""
+    if first is None or first.outcome == "NUMERIC":
+        return ""  # curves up to the first NaN can be compared
+    if first.lacked_gpu_memory and second is None and repeat != "0":
+        # Repeat 0 shows whether graphs fit. Others wait for the next eager run.
+        return f"repeat 0 ended as {_ending(first)}"
+    return _lasting_failure(first, second)
+
+
+def _first_outcomes(sweep: SweepPaths, cell: str, ordered: Mapping[str, int]) -> tuple[Outcome | None, Outcome | None]:
+    """Return how repeats 0 and 1 of ``cell`` ended last, None where one has not."""
+    return (_latest_outcome(sweep, f"{cell}-r0", ordered), _latest_outcome(sweep, f"{cell}-r1", ordered))
+
+
+def _ending(failure: Outcome) -> str:
+    named = f" ({failure.failure_class})" * (failure.failure_class not in ("", failure.outcome))
+    return f"{failure.outcome}{named} in {failure.phase}"
 
 
 def _latest_outcome(sweep: SweepPaths, run_id: str, ordered: Mapping[str, int]) -> Outcome | None:
@@ -112,10 +161,12 @@ def _latest_outcome(sweep: SweepPaths, run_id: str, ordered: Mapping[str, int]) 
         return None
 
 
-def runs_not_begun(bundle: BundlePaths, schedule: Sequence[tuple[str, int]]) -> frozenset[str]:
-    """Return the runs of ``schedule`` that nobody begins: no verdict needs them, or they would probably repeat a failure."""
-    ordered = dict(schedule)
-    skipped = {run_id for run_id in ordered if why_skipped(bundle.sweep, run_id, ordered)}
+def runs_not_begun(bundle: BundlePaths, order: BundleOrder | None) -> frozenset[str]:
+    """Return the ordered runs that nobody begins: no verdict needs them, or they would probably be in vain."""
+    if order is None:
+        return runs_not_needed(bundle)
+    runs = (run_id for run_id, _ in order.schedule)
+    skipped = {run_id for run_id in runs if why_skipped(bundle.sweep, run_id, order.attempts, order.precedents)}
     return runs_not_needed(bundle) | skipped
 
 

@@ -61,6 +61,8 @@ OUT_OF_MEMORY_IN_CHECK = "OOM_STEP_CHECK"
 """The failure class of a run in which only a step check lacked memory. Its supervisor begins it again without checks."""
 _ENDED_FROM_OUTSIDE = ("SUPERVISOR", "SIGKILL")
 """Failure classes of FAILED runs that somebody else may have ended."""
+_COMMAND_FAILURES = ("NO_PROGRAM", "OPTIONS")
+"""Failure classes that no number in the command changes."""
 _NO_NODE_AT_FAULT = {"PREEMPTED", "DISK_FULL", "JOB_GONE"}
 """Infrastructure outcomes and failure classes that other nodes would not avoid."""
 
@@ -139,9 +141,19 @@ class Outcome:
         return self.is_informative and self.row.cause == "run" and self.failure_class not in _ENDED_FROM_OUTSIDE
 
     @property
+    def is_command_failure(self) -> bool:
+        """Whether every run whose command differs in numbers alone fails alike."""
+        return self.failure_class in _COMMAND_FAILURES
+
+    @property
+    def lacked_gpu_memory(self) -> bool:
+        return self.is_own_failure and self.row.memory == "gpu"
+
+    @property
     def needs_other_settings(self) -> bool:
         """Whether a new attempt fails alike, too, as long as the recipe is the same. A user's program may change meanwhile."""
-        return self.repeats_alike and self.outcome == "CONFIG" and not self.message.startswith("ProgramError:")
+        may_change = self.message.startswith("ProgramError:") or self.failure_class in ("OPTIONS", "OPTION_VALUE")
+        return self.repeats_alike and self.outcome == "CONFIG" and not may_change
 
     def confirms(self, other: Outcome) -> bool:
         """Return whether a repeat that ended like this failed in the same way as ``other``, and nobody ended either."""

@@ -85,6 +85,8 @@ class Cell:
     limits: Limits = Limits()
     perturbed: bool = False
     """Whether the last of ``run_ids`` is an eager cell's perturbed run instead of a repeat (RunSpec.perturbed)."""
+    same_command: str = ""
+    """The first cell of engine command whose command is the same but for numbers; empty if it is this one."""
     known_faults: tuple[Reason, ...] = ()
     """Why its results are known to be wrong, although no rule rejects it."""
     refused_settings: tuple[AdvisedSetting, ...] = ()
@@ -117,6 +119,20 @@ class Cell:
     @property
     def graphed(self) -> bool:
         return bool(self.spec["cuda_graph"]["impl"] != "none")
+
+    @property
+    def should_complete(self) -> bool:
+        return self.state == "run" and self.expect.outcome == "COMPLETED"
+
+
+@dataclass(frozen=True)
+class Precedents:
+    """The other cells whose failures spare a cell its runs (launch.contract.bundle.why_skipped), by their ids."""
+
+    eager: str = ""
+    """The eager baseline of a graphed cell."""
+    same_command: tuple[str, ...] = ()
+    """The first cells whose commands are those of this cell and of its eager baseline, but for numbers."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +186,13 @@ class Plan:
         return self._cell_of_run
 
     @cached_property
+    def precedents(self) -> Mapping[str, Precedents]:
+        """The precedents of each cell. Cells that should fail have none, and are none."""
+        cells = [cell for cell in self.cells if cell.should_complete]
+        eager = {cell.workload_id: cell for cell in cells if not cell.graphed}
+        return {cell.cell_id: _precedents(cell, eager.get(cell.workload_id)) for cell in cells}
+
+    @cached_property
     def runs_if_needed(self) -> frozenset[str]:
         """The runs of ``bundles_if_needed``."""
         return frozenset(run_id for bundle in self.bundles_if_needed for run_id in bundle.run_ids)
@@ -186,6 +209,11 @@ class Plan:
     @cached_property
     def _cell_of_run(self) -> dict[str, Cell]:
         return {run_id: cell for cell in self.cells for run_id in cell.run_ids}
+
+
+def _precedents(cell: Cell, eager: Cell | None) -> Precedents:
+    alike = (cell.same_command, eager.same_command if eager else "")
+    return Precedents(eager.cell_id if eager and cell.graphed else "", tuple(filter(None, dict.fromkeys(alike))))
 
 
 def _id_faults(plan: Plan) -> Iterator[str]:

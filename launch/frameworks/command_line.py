@@ -29,6 +29,8 @@ _USED = ("steps", "deterministic", "global_batch_size", "sequence_length", "tp",
 _PLACEHOLDER = re.compile(r"\{(\{[a-z_]+\})\}|\{([a-z_]+)\}")
 """``{name}``. A program that shall read these characters itself gets them by ``{{name}}``."""
 _LAUNCHER = re.compile(r"(ba)?sh|torchrun|accelerate|deepspeed|(python|\{python\})[\d.]*")
+_NUMBER = re.compile(r"((?:.*=)?)[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
+"""A word that is a number, or ends with one after an equals sign."""
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _NO_SCRIPT = re.compile(r"-[a-zA-Z]*c|-m(?! (torch\.distributed\.|accelerate\.))")
 
@@ -44,6 +46,12 @@ def command_words(spec: RunSpec, places: Mapping[str, str]) -> tuple[str, ...]:
 def shared_words(command: Command) -> tuple[str, ...]:
     """Return the words that a run and its eager baseline know of each other, without those of flags that a framework adds."""
     return (*shlex.split(command.run), *command.flags, *command.eager)
+
+
+def command_but_for_numbers(spec: RunSpec) -> tuple[str, ...]:
+    """Return the words of the program, its folder and its variables, with a # for each number among its arguments."""
+    words = (_NUMBER.sub(r"\1#", word) if _NUMBER.fullmatch(word) else word for word in command_words(spec, {}))
+    return (spec.command.workdir, *(f"{name}={value}" for name, value in sorted(spec.environment.items())), *words)
 
 
 def unknown_placeholders(words: str) -> tuple[str, ...]:

@@ -100,9 +100,10 @@ class Supervisor:
             newest, own = read_record(BundleOrder, self._bundle.order), self._order
             # A job runs only the order for which it was submitted. On a host, an order for other slots is left to the next
             # supervisor.
-            if self._job is None and replace(newest, schedule=own.schedule, looks=own.looks) == own:
+            like_own = replace(newest, schedule=own.schedule, looks=own.looks, awaited=own.awaited)
+            if self._job is None and like_own == own:
                 self._order = newest
-        not_begun = runs_not_begun(self._bundle, self._order.schedule)
+        not_begun = runs_not_begun(self._bundle, self._order)
         left = ((run_id, attempt) for run_id, attempt in self._attempts() if not attempt.root.exists())
         return next((one for one in left if one[0] not in not_begun and self._end_request(one[0]) is None), None)
 

@@ -36,6 +36,8 @@ class FailureStatus:
 def classify_failure(result: CellResult, sought: str | None = None) -> FailureStatus | None:
     """Return the worst status of the cell's pairs, or None while a graphed run or its eager baseline has no outcome.
 
+    It is "unclear" if no run was begun, because another run has failed.
+
     A graphed run fails if it DIVERGED. It also fails if it ended badly, its eager baseline did not, and the cause is neither a
     setting nor missing hardware. It passes if its verdict passes. If ``sought`` is a failure other than DIVERGED, a run that
     ended well passes with an INCONCLUSIVE verdict, too.
@@ -43,6 +45,8 @@ def classify_failure(result: CellResult, sought: str | None = None) -> FailureSt
     Args:
         sought: the failure (FailureStatus.failure) that counts as "fails". None if every failure does, DIVERGED first.
     """
+    if not result.runs and result.skipped:
+        return FailureStatus("unclear", next(iter(result.skipped.values())))
     pairs = [_classify_pair(pair, sought or DIVERGED) for pair in result.pairs]
     known = [_compare_to_sought(status, sought) for status in pairs if status is not None]
     if len(known) < len(pairs) or not known:

@@ -10,6 +10,7 @@ from launch.common.grouped import grouped
 from launch.contract.plan import Cell, CellState, Limits, Plan, PlannedBundle, Reason
 from launch.contract.spec import RunSpec, spec_to_json
 from launch.contract.spec_ids import digest, run_id
+from launch.frameworks.command_line import command_but_for_numbers
 from launch.support import known_faults
 from orchestrator.errors import input_error
 from orchestrator.plan.memory_check import MemoryCheck
@@ -29,7 +30,7 @@ def make_plan(recipe: Recipe, cells: Sequence[ResolvedCell], target: Target, mem
     added = {cell.spec.cell_id for cell in cells if cell.is_added_baseline}
     judged = [_judge(cell, recipe, target) for cell in cells]
     judged = _drop_unneeded(memory.set_aside(judged) if memory else judged, added)
-    judged = _drop_unneeded(_limit_time(judged, target), added)
+    judged = _name_same_commands(_drop_unneeded(_limit_time(judged, target), added))
     perturbed = {} if recipe.perturbed else _perturbed_runs(judged, recipe)
     looks = AUTO_LOOKS if recipe.repeats == "auto" else ()
     return Plan(
@@ -133,6 +134,18 @@ def _limit_time(cells: Sequence[Cell], target: Target) -> list[Cell]:
         else cell
         for cell in cells
     ]
+
+
+def _name_same_commands(cells: Sequence[Cell]) -> list[Cell]:
+    """Give each cell of engine command the first one whose command is the same but for numbers."""
+    firsts: dict[tuple[str, ...], str] = {}
+    named = []
+    for cell in cells:
+        first = cell.cell_id
+        if cell.should_complete and cell.spec["engine"] == "command":
+            first = firsts.setdefault(command_but_for_numbers(cell.run_spec), first)
+        named.append(replace(cell, same_command=first) if first != cell.cell_id else cell)
+    return named
 
 
 def _bundles(cells: Iterable[Cell], looks: tuple[int, ...]) -> tuple[PlannedBundle, ...]:

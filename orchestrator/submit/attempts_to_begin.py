@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from launch.contract.bundle import BundleOrder
-from launch.contract.plan import Cell, Plan, PlannedBundle
+from launch.contract.plan import Cell, Plan, PlannedBundle, Precedents
 from launch.failures.job_outcome import never_started
 from orchestrator.errors import input_error
 from orchestrator.plan.sound_fixes import keep_sound_fixes
@@ -35,20 +35,16 @@ def attempts_to_begin(
     Raises:
         InputError: ``target`` cannot run one of them, because it has changed since the plan was made or is another target.
     """
-    cells = plan.cell_of_run()
-    made = []
-    for bundle in plan.all_bundles:
-        if not states.keys() >= set(bundle.run_ids):
-            continue
+    cells, schedules = plan.cell_of_run(), {}
+    bundles = [bundle for bundle in plan.all_bundles if _is_free(bundle, states, target)]
+    own = {run_id for bundle in bundles for run_id in bundle.run_ids if _may_begin(states[run_id], policy)}
+    again = {cells[run_id].cell_id for run_id in own} if policy == "failed" else set()
+    for bundle in bundles:
         alive = {run_id for run_id in bundle.run_ids if states[run_id].alive}
-        if alive and (isinstance(target, Cluster) or any(states[run_id].has_job for run_id in alive)):
-            continue
-        chosen = {run_id for run_id in bundle.run_ids if _may_begin(states[run_id], policy)}
         skipped = {run_id for run_id in bundle.run_ids if states[run_id].name == "SKIPPED"}
-        if policy == "failed":
-            # Its supervisor begins a skipped run if those on which it depends fail no more.
-            again = {cells[run_id].cell_id for run_id in chosen}
-            chosen |= {run_id for run_id in skipped if cells[run_id].cell_id in again}
+        # Its supervisor begins a skipped run if those on which it depends fail no more.
+        chosen = own.intersection(bundle.run_ids)
+        chosen |= {run_id for run_id in skipped if not again.isdisjoint(_decisive(cells[run_id], plan))}
         wanted = _with_partners(bundle, cells, chosen) - (skipped - chosen)
         if policy == "infrastructure":
             # A run that failed by its own fault is not retried unasked, even with a partner: a success would hide the failure.
@@ -56,9 +52,23 @@ def attempts_to_begin(
         if wanted - alive:
             # The order replaces the one on disk, so it must repeat queued attempts.
             wanted = (wanted - alive) | {run_id for run_id in alive if states[run_id].name == "QUEUED"}
-            schedule = tuple((r, states[r].next_attempt) for r in bundle.run_ids if r in wanted)
-            made.append(_order(bundle, schedule, [cells[r] for r, _ in schedule], target, plan))
-    return tuple(made)
+            schedules[bundle] = tuple((r, states[r].next_attempt) for r in bundle.run_ids if r in wanted)
+    attempts = {run_id: number for schedule in schedules.values() for run_id, number in schedule}
+    return tuple(_order(bundle, schedule, attempts, target, plan) for bundle, schedule in schedules.items())
+
+
+def _is_free(bundle: PlannedBundle, states: Mapping[str, RunState], target: Target) -> bool:
+    """Return whether the bundle may be ordered now: verdicts need it, and no job runs or waits for it."""
+    if not states.keys() >= set(bundle.run_ids):
+        return False
+    alive = [states[run_id] for run_id in bundle.run_ids if states[run_id].alive]
+    return not alive or not (isinstance(target, Cluster) or any(state.has_job for state in alive))
+
+
+def _decisive(cell: Cell, plan: Plan) -> set[str]:
+    """Return the cells whose failures may spare ``cell`` its runs."""
+    others = plan.precedents.get(cell.cell_id, Precedents())
+    return {cell.cell_id, others.eager, *others.same_command}
 
 
 def _may_begin(state: RunState, policy: Policy) -> bool:
@@ -98,16 +108,28 @@ def _with_partners(bundle: PlannedBundle, cells: Mapping[str, Cell], wanted: set
 
 
 def _order(
-    bundle: PlannedBundle, schedule: tuple[tuple[str, int], ...], runs: Sequence[Cell], target: Target, plan: Plan
+    bundle: PlannedBundle,
+    schedule: tuple[tuple[str, int], ...],
+    attempts: Mapping[str, int],
+    target: Target,
+    plan: Plan,
 ) -> BundleOrder:
+    """Return the order of ``schedule``. ``attempts`` has those that are ordered at the same time, in all bundles."""
+    cells = plan.cell_of_run()
+    runs = [cells[run_id] for run_id, _ in schedule]
     spec = runs[0].run_spec
     for reason in keep_sound_fixes(spec, (*target.check_spec(spec), *target.check_time(runs))):
         raise input_error(f"{runs[0].label} [{reason.rule}]", reason.message, reason.remedy)
     settings = vars(target.start_settings(spec))
     limits, looks = limits_of(runs), _looks(plan, [run_id for run_id, _ in schedule])
+    found = {cells[run_id].cell_id: plan.precedents.get(cells[run_id].cell_id) for run_id in bundle.run_ids}
+    precedents = {cell: others for cell, others in found.items() if others}
+    firsts = {f"{first}-r0" for others in precedents.values() for first in others.same_command}
+    awaited = {run_id: attempts[run_id] for run_id in sorted(firsts.difference(bundle.run_ids) & attempts.keys())}
     return BundleOrder(
-        bundle.bundle_id, bundle.workload_id, schedule, limits, tracking=plan.tracking, looks=looks, **settings
-    )
+        bundle.bundle_id, bundle.workload_id, schedule, limits, tracking=plan.tracking, looks=looks,
+        precedents=precedents, awaited=awaited, **settings,
+    )  # fmt: skip
 
 
 def _looks(plan: Plan, run_ids: Sequence[str]) -> tuple[str, ...]:

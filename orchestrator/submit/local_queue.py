@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,7 +178,7 @@ def _open_bundles(sweep: SweepPaths) -> Iterator[_OpenBundle]:
             # Nothing is ordered, or the order is for Slurm.
             continue
         alive = holder(paths.lock) is not None
-        unbegun = _unbegun(paths, order.schedule)
+        unbegun = _unbegun(paths, order)
         if alive or unbegun:
             yield _OpenBundle(paths, order, alive, unbegun)
 
@@ -189,15 +189,15 @@ def _planned_order(sweep: SweepPaths) -> Callable[[_OpenBundle], int]:
     return lambda bundle: places.get(bundle.name, len(places))
 
 
-def _unbegun(bundle: BundlePaths, schedule: Sequence[tuple[str, int]]) -> int:
+def _unbegun(bundle: BundlePaths, order: BundleOrder) -> int:
     cancellation = read_cancellation(bundle)
     left = [
         run_id
-        for run_id, number in schedule
+        for run_id, number in order.schedule
         if not bundle.sweep.run(run_id).attempt(number).root.exists()
         and not (cancellation and cancellation.covers(run_id))
     ]
-    return len(set(left) - runs_not_begun(bundle, schedule)) if left else 0
+    return len(set(left) - runs_not_begun(bundle, order)) if left else 0
 
 
 def main(folder: str) -> int:

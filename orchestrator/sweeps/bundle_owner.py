@@ -67,7 +67,7 @@ class BundleOwner:
 
     @cached_property
     def not_begun(self) -> frozenset[str]:
-        return runs_not_begun(self.bundle, self.order.schedule if self.order else ())
+        return runs_not_begun(self.bundle, self.order)
 
     @property
     def job(self) -> Job | None:

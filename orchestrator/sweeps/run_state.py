@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,7 +12,7 @@ from launch.common.regular_file import read_regular
 from launch.contract.bundle import runs_not_begun, why_skipped
 from launch.contract.outcomes import Expectation, Outcome, OutcomeName, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
-from launch.contract.plan import Plan, PlannedBundle
+from launch.contract.plan import Plan, PlannedBundle, Precedents
 from launch.failures.evidence import read_evidence
 from launch.failures.job_outcome import outcome_of_job
 from orchestrator.slurm.job_listing import Job
@@ -79,10 +79,12 @@ def read_states(sweep: SweepPaths, plan: Plan, jobs: Jobs | None = None) -> dict
     Raises:
         SystemFault: an order on disk is damaged.
     """
-    expectations = {run_id: cell.expect for cell in plan.cells for run_id in cell.run_ids}
+    cells, precedents = plan.cell_of_run(), plan.precedents
     wanted = (*plan.bundles, *(bundle for bundle in plan.bundles_if_needed if _was_needed(sweep, bundle)))
     owners = bundle_owners(sweep, jobs, {sweep.bundle(bundle.bundle_id): bundle.run_ids for bundle in wanted})
-    return {run_id: _state(owner, run_id, expectations[run_id]) for owner in owners for run_id in owner.planned}
+    return {
+        run_id: _state(owner, run_id, cells[run_id].expect, precedents) for owner in owners for run_id in owner.planned
+    }
 
 
 def _was_needed(sweep: SweepPaths, bundle: PlannedBundle) -> bool:
@@ -129,15 +131,20 @@ def _is_unsettled(sweep: SweepPaths, bundle: BundlePaths) -> bool:
         return False
     latest = {run: sweep.run(run).attempt(max((k, *sweep.run(run).attempt_numbers()))) for run, k in order.schedule}
     unended = {run for run, attempt in latest.items() if not attempt.has_ended}
-    return bool(unended and unended - runs_not_begun(bundle, order.schedule))
+    return bool(unended and unended - runs_not_begun(bundle, order))
 
 
-def _state(owner: BundleOwner, run_id: str, expect: Expectation) -> RunState:
+def _state(
+    owner: BundleOwner, run_id: str, expect: Expectation, precedents: Mapping[str, Precedents] | None = None
+) -> RunState:
+    """Return the state of a run. ``precedents`` None means those of the bundle's order."""
     run = owner.sweep.run(run_id)
     number = max(run.attempt_numbers(), default=0)
     if owner.waits(run_id, number):
         return RunState(run_id, "QUEUED", number + 1, alive=True, job=owner.job)
-    state = _state_of_attempt(owner, run, number, expect)
+    if precedents is None:
+        precedents = owner.order.precedents if owner.order else {}
+    state = _state_of_attempt(owner, run, number, expect, precedents)
     if owner.job is not None:
         state = replace(state, job=owner.job)
     if not owner.has_abandoned(run_id, number):
@@ -145,13 +152,16 @@ def _state(owner: BundleOwner, run_id: str, expect: Expectation) -> RunState:
     return replace(state, abandoned=True, launches=owner.launches)
 
 
-def _state_of_attempt(owner: BundleOwner, run: RunPaths, number: int, expect: Expectation) -> RunState:
+def _state_of_attempt(
+    owner: BundleOwner, run: RunPaths, number: int, expect: Expectation, precedents: Mapping[str, Precedents]
+) -> RunState:
     """Return the state of a run, from its latest attempt. ``number`` is that attempt's number, or 0 if there is none."""
     run_id = run.run_id
     if number == 0:
         if run_id in owner.not_needed:
             return RunState(run_id, "NOT_NEEDED", 1, why_unbegun="its cell's verdicts are settled without it")
-        if reason := why_skipped(owner.sweep, run_id, owner.ordered):
+        ordered = owner.order.attempts if owner.order else {}
+        if reason := why_skipped(owner.sweep, run_id, ordered, precedents):
             return RunState(run_id, "SKIPPED", 1, why_unbegun=f"{reason}; resume --failed tries again")
         return RunState(run_id, "CANCELLED" if owner.cancelled(run_id) else "PLANNED", 1)
     attempt = run.attempt(number)

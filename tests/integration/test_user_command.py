@@ -119,15 +119,32 @@ def test_repeats_that_would_only_fail_alike_are_skipped_until_their_first_one_is
     assert list(host.states("mine").values()).count("ENVIRONMENT") == 1 and done.returncode != 0
     status = host.run("status", "mine").stdout
     assert "mine: 3 COMPLETED, 1 ENVIRONMENT, 2 SKIPPED" in status
-    assert (
-        "repeat 0 ended as ENVIRONMENT (IMPORT) in init, so this one was not tried; resume --failed tries again"
-        in status
-    )
+    assert "not tried, since repeat 0 ended as ENVIRONMENT (IMPORT) in init; resume --failed tries again" in status
     report = (host.sweep("mine").report / "report.md").read_text()
     assert (
-        "- **SKIPPED** A1, repeats 1, 2: another run would probably end like those above" in report
+        "- **SKIPPED** A1, repeats 1, 2: not tried, since repeat 0 ended as ENVIRONMENT (IMPORT) in init" in report
         and "no attempt has begun" not in report
     )
     (host.folder / "train.py").write_text(PROGRAM)
     host.run("resume", "mine", "--failed")
     assert set(host.states("mine").values()) == {"COMPLETED"}
+
+
+def test_a_misspelt_option_costs_one_run_of_the_sweep(host: Host) -> None:
+    options = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--steps', type=int)\n"
+    (host.folder / "train.py").write_text(f"{options}sys_argv = parser.parse_args()\n{PROGRAM}")
+    content = program_recipe("mine", "{python} train.py --stepz {steps} --batch {micro_batch_size}", GRAPHS)
+    grid = {"training.micro_batch_size": [1, 2]}
+    done = host.run("sweep", host.write(content | {"repeats": 2, "sweep": {"grid": grid}}))
+    states = host.states("mine")
+    assert sorted(states.values()) == ["CONFIG", *["SKIPPED"] * 7], done.stdout
+    status = host.run("status", "mine").stdout
+    (failed,) = (run for run, state in states.items() if state == "CONFIG")
+    assert f"not tried, since {failed} has the same command but for numbers, and ended as CONFIG (OPTIONS)" in status
+    assert f"({failed.removesuffix('-r0')}: repeat 0 ended as CONFIG (OPTIONS) in init), so nothing could be" in status
+    assert "train.py: error: unrecognized arguments: --stepz 110" in status and "resume mine --failed" in status
+    report = json.loads((host.sweep("mine").report / "report.json").read_text())
+    verdicts = [cell["verdict"]["verdict"] for cell in report["cells"] if cell["impl"] == "command"]
+    assert verdicts == ["INCOMPARABLE"] * 2 and done.returncode == 3
+    text = (host.sweep("mine").report / "report.md").read_text()
+    assert "- **SKIPPED** A1, repeats 0, 1: not tried, since its eager baseline failed" in text

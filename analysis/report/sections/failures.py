@@ -42,13 +42,10 @@ def _without_outcome(result: CellResult) -> Iterator[str]:
 
 
 def _skipped(result: CellResult) -> Iterator[str]:
-    """Yield a line for the repeats that would probably fail as those above did."""
-    loaded = {run.run_id for run in result.runs}
-    repeats = [number for number, run_id in enumerate(result.cell.repeat_ids) if run_id not in loaded]
-    if repeats:
+    """Yield a line for each reason why repeats were not begun."""
+    for reason, repeats in grouped((reason, repeat) for repeat, reason in result.skipped.items()).items():
         yield escape(
-            f"- **SKIPPED** {result.name}, {numbered('repeat', repeats)}: another run would probably end like those above; "
-            "`resume` with `--failed` tries again."
+            f"- **SKIPPED** {result.name}, {numbered('repeat', repeats)}: {reason}; `resume` with `--failed` tries again."
         )
 
 

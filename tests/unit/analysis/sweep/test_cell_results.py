@@ -18,6 +18,7 @@ from analysis.sweep.judge_sweep import judge_sweep
 from analysis.verdict.noise import NoiseFloor
 from analysis.verdict.verdict import Verdict
 from launch.common.atomic_files import write_text
+from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason, read_plan
@@ -742,3 +743,21 @@ def test_cells_that_do_not_run_are_no_failure(tmp_path: Path) -> None:
     assert results[-1].verdict is None
     assert exit_code(results) == 0
     assert exit_code(compare_cells(load(write_sweep(tmp_path / "none", workloads=0, extra=extra)))) == 0
+
+
+def test_a_graphed_cell_whose_eager_baseline_failed_is_incomparable_without_a_run(tmp_path: Path) -> None:
+    def edit(record: AttemptRecord) -> None:
+        record.begun = not record.spec.graphed and record.spec.repeat == 0
+        record.end(outcome="ENVIRONMENT", phase="init", failure_class="IMPORT", repeats_alike=True)
+
+    sweep = write_sweep(tmp_path, repeats=2, edit=edit)
+    eager, graphed = results = compare_cells(load(sweep))
+    assert not eager.unfinished and not graphed.unfinished and graphed.outcome == "SKIPPED"
+    assert graphed.verdict and graphed.verdict.verdict == "INCOMPARABLE"
+    assert f"its eager baseline failed ({eager.cell.cell_id}: repeat 0 ended as ENVIRONMENT (IMPORT) in init)" in (
+        graphed.verdict.reason
+    )
+    assert [*eager.skipped] == [1] and [*graphed.skipped] == [0, 1]
+    assert exit_code(results) is ExitCode.FAILED
+    write_report(sweep)
+    assert "**SKIPPED** A1, repeats 0, 1: not tried, since" in (sweep.report / "report.md").read_text()

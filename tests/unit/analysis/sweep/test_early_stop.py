@@ -83,13 +83,13 @@ def misconfigured(record: AttemptRecord) -> None:
         (2, graphed(diverge), True),
         (2, graphed(fail), True),
         (2, graphed(misconfigured), True),
-        (2, lambda record: None if record.spec.graphed else misconfigured(record), True),
-        (2, lambda record: None if record.spec.graphed else fail(record), True),
+        (2, lambda record: None if record.spec.graphed else misconfigured(record), False),
+        (2, lambda record: None if record.spec.graphed else fail(record), False),
         (2, graphed(lambda record: record.end(outcome="NODE_FAIL")), False),
     ],
     ids=[
-        "faster, 2", "faster, 4", "no look at 1", "no look at 3", "all are made", "slightly, 2", "slightly, 4", "unsteady", "diverged", "graphed runs fail", "a repeat is skipped", "an eager repeat is skipped",
-        "eager runs fail", "a node fails",
+        "faster, 2", "faster, 4", "no look at 1", "no look at 3", "all are made", "slightly, 2", "slightly, 4", "unsteady", "diverged", "graphed runs fail", "a repeat is skipped", "all later runs are skipped by their eager baseline",
+        "also once two eager runs have failed alike", "a node fails",
     ],
 )  # fmt: skip
 def test_a_bundle_stops_at_a_look_where_its_verdicts_are_final(

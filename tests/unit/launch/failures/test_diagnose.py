@@ -505,7 +505,21 @@ SAID = {
     "launch.contract.errors.EnvironmentFault: command.run cannot start: mine in /a": ("ENVIRONMENT", "NO_PROGRAM"),
     "AssertionError: Torch not compiled with CUDA enabled": ("ENVIRONMENT", "NO_GPU"),
     "RuntimeError: No CUDA GPUs are available": ("ENVIRONMENT", "NO_GPU"),
-    "train.py: error: unrecognized arguments: --graphs": ("FAILED", "PROGRAM"),
+    "/bin/python: No module named mine.train": ("ENVIRONMENT", "NO_PROGRAM"),
+    "bash: run.sh: No such file or directory": ("ENVIRONMENT", "NO_PROGRAM"),
+    "run.sh: line 3: trian: command not found": ("ENVIRONMENT", "NO_PROGRAM"),
+    "train.py: error: unrecognized arguments: --graphs": ("CONFIG", "OPTIONS"),
+    "train.py: error: the following arguments are required: --data": ("CONFIG", "OPTIONS"),
+    "torchrun: error: unrecognized arguments: --nproc": ("CONFIG", "OPTIONS"),
+    "Error: No such option '--stepz'.": ("CONFIG", "OPTIONS"),
+    "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--stepz', '3']": (
+        "CONFIG",
+        "OPTIONS",
+    ),
+    "train.py: error: argument --steps: invalid int value: 'x'": ("CONFIG", "OPTION_VALUE"),
+    "train.py: error: --steps must be positive": ("CONFIG", "OPTION_VALUE"),
+    "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.": ("CONFIG", "OPTION_VALUE"),
+    "gcc: error: unrecognized command-line option '-x'": ("FAILED", "PROGRAM"),
     "pretrain_gpt.py: error: unrecognized arguments: --cuda-graph-modules attn": ("CONFIG", "GRAPH_SETTINGS"),
 }
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launch.common.atomic_files import dumps
 from launch.common.typed_json import from_json
 from launch.contract.paths import SweepPaths
-from launch.contract.plan import Plan, Reason
+from launch.contract.plan import Plan, Precedents, Reason
 from launch.contract.spec import RunSpec, spec_from_json
 from orchestrator.errors import InputError
 from orchestrator.plan.planner import (
@@ -435,3 +435,20 @@ def test_a_report_is_sent_to_trackers_once_a_run_has_begun(tmp_path: Path) -> No
     paths.run(found.cells[0].run_ids[0]).attempt(1).root.mkdir(parents=True)
     assert is_tracked(paths, found)
     assert not is_tracked(paths, plan(tmp_path, wandb={"mode": "disabled"}))
+
+
+def test_commands_that_differ_in_numbers_alone_are_named(tmp_path: Path) -> None:
+    command = {"run": "python train.py --batch={micro_batch_size} --seq {sequence_length}", "graphs": {"none": [], "one": ["--graphs"]}}  # fmt: skip
+    grid = {"training.micro_batch_size": [1, 2], "environment": [{}, {"OMP_NUM_THREADS": 2}]}
+    found = plan(tmp_path, engine="command", command=command, sweep={"grid": grid})
+    first = {cell.cell_id: cell.same_command for cell in found.cells}
+    named = {
+        (cell.graphed, bool(cell.spec["environment"])): cell.cell_id for cell in found.cells if not cell.same_command
+    }
+    assert len(first) == 8 and len(named) == 4
+    for cell in found.cells:
+        assert first[cell.cell_id] in ("", named[cell.graphed, bool(cell.spec["environment"])])
+    graphed = next(cell for cell in found.cells if cell.graphed and cell.same_command)
+    eager = next(cell for cell in found.cells if not cell.graphed and cell.workload_id == graphed.workload_id)
+    assert found.precedents[graphed.cell_id] == Precedents(eager.cell_id, (graphed.same_command, eager.same_command))
+    assert found.precedents[eager.cell_id] == Precedents("", (eager.same_command,))

@@ -69,6 +69,7 @@ ORDERS: list[tuple[str, str, str, str]] = [
     ("+!s+", "", "", "xxxx"),
     ("+!si", "", "   x", "xxxx"),
     ("++s+", "", "", ""),  # Its failure was expected.
+    ("!sss", "", "", "xxxx"),  # The graphed runs were skipped because of their eager baseline.
 ]
 
 
@@ -292,3 +293,15 @@ def test_a_perturbed_run_that_the_recipe_asks_for_comes_before_the_first_look(tm
     known = {run: state(run, ".") for run in bundle.run_ids}
     (order,) = attempts_to_begin(found, known, CPU_HOST, "new")
     assert order.looks == (bundle.run_ids[5], bundle.run_ids[9])
+
+
+def test_cells_that_were_skipped_for_a_command_of_another_bundle_are_tried_again_with_it(tmp_path: Path) -> None:
+    found = plan(tmp_path, sweep={"grid": {"training.micro_batch_size": [1, 2]}})
+    first, second = found.cells
+    found = dataclasses.replace(found, cells=(first, dataclasses.replace(second, same_command=first.cell_id)))
+    known = {run: state(run, sign) for run, sign in zip((*first.run_ids, *second.run_ids), "!sss", strict=True)}
+    assert attempts_to_begin(found, known, CPU_HOST, "unfinished") == ()
+    orders = attempts_to_begin(found, known, CPU_HOST, "failed")
+    assert [dict(order.schedule).keys() for order in orders] == [{*first.run_ids}, {*second.run_ids}]
+    assert [order.awaited for order in orders] == [{}, {first.run_ids[0]: 3}], "its earlier attempt is no precedent"
+    assert orders[1].precedents[second.cell_id].same_command == (first.cell_id,)

@@ -12,9 +12,9 @@ import pytest
 from launch.common.atomic_files import JsonLines, write_json
 from launch.common.file_lock import Lock, this_process
 from launch.contract.bundle import Beginning, BundleOrder, EarlyStop, Step, why_skipped
-from launch.contract.outcomes import Outcome, outcome_to_json
+from launch.contract.outcomes import Expectation, Outcome, outcome_to_json
 from launch.contract.paths import BundlePaths, SweepPaths
-from launch.contract.plan import Limits, Plan, read_plan
+from launch.contract.plan import Limits, Plan, Precedents, read_plan
 from launch.contract.records.digest import digest_records
 from launch.failures.classes import CLASS_OF_JOB_STATE
 from launch.slurm.job_states import ENDED, RUNNING, WAITING
@@ -41,7 +41,9 @@ class Sweep:
     def order(self, *schedule: tuple[int, int], step: Step | None = None) -> None:
         """Order attempts. ``schedule`` has pairs (index of the run, attempt)."""
         pairs = tuple((self.run_ids[run], attempt) for run, attempt in schedule)
-        order = BundleOrder(self.bundle.root.name, "workload", pairs, Limits(), 1, ("cpu",), step=step)
+        order = BundleOrder(
+            self.bundle.root.name, "workload", pairs, Limits(), 1, ("cpu",), step=step, precedents=self.plan.precedents
+        )
         write_json(self.bundle.order, order)
 
     def begin(self, run: int, attempt: int = 1, outcome: str | None = None, **ending: object) -> None:
@@ -492,5 +494,63 @@ def test_any_other_failure_takes_a_second_repeat_to_confirm_it(
     for number, ending in enumerate([("CUDA_OOM", "OOM"), second]):
         if ending is not None:
             sweep.begin(number + 1, outcome=ending[0], failure_class=ending[1])
-    assert bool(why_skipped(sweep.paths, f"{cell}-r2", {})) == skipped
-    assert not why_skipped(sweep.paths, f"{cell}-r2", {f"{cell}-r1": 2}), "an attempt that is ordered may succeed"
+    assert bool(why_skipped(sweep.paths, f"{cell}-r2", {}, {})) == skipped
+    assert not why_skipped(sweep.paths, f"{cell}-r2", {f"{cell}-r1": 2}, {}), "an attempt that is ordered may succeed"
+
+
+def test_graphed_runs_are_not_begun_once_their_eager_baseline_cannot_run(sweep: Sweep) -> None:
+    eager, _ = sweep.plan.cells
+    sweep.order((0, 1), (1, 1), (2, 1), (3, 1))
+    sweep.begin(0, outcome="ENVIRONMENT", failure_class="IMPORT", repeats_alike=True)
+    assert sweep.states() == ["ENVIRONMENT", "SKIPPED", "SKIPPED", "SKIPPED"]
+    reason = f"its eager baseline failed ({eager.cell_id}: repeat 0 ended as ENVIRONMENT (IMPORT) in measure)"
+    assert reason in sweep.all()[1].why_unbegun
+    assert not has_pending(sweep.paths)
+    sweep.begin(0, 2, outcome="COMPLETED")
+    assert has_pending(sweep.paths) and sweep.states() == ["COMPLETED", "PLANNED", "PLANNED", "PLANNED"]
+
+
+@pytest.mark.parametrize(
+    ("endings", "first", "later"),
+    [
+        (["CUDA_OOM"], False, True),  # whether graphs fit is known after one repeat
+        (["CUDA_OOM", "COMPLETED"], False, False),
+        (["CUDA_OOM", "CUDA_OOM"], True, True),
+        (["FAILED"], False, False),
+        (["FAILED", "FAILED"], True, True),
+        (["NUMERIC", "NUMERIC"], False, False),  # curves up to the first NaN can be compared
+        (["NODE_FAIL", "NODE_FAIL"], False, False),
+        (["COMPLETED"], False, False),
+    ],
+)
+def test_only_a_lasting_failure_of_the_eager_baseline_spares_graphed_runs(
+    sweep: Sweep, endings: list[str], first: bool, later: bool
+) -> None:
+    graphed, begun = sweep.plan.cells[1].cell_id, (0, 3)
+    for run, ending in zip(begun, endings, strict=False):
+        sweep.begin(run, outcome=ending)
+    reasons = [why_skipped(sweep.paths, f"{graphed}-r{repeat}", {}, sweep.plan.precedents) for repeat in (0, 1)]
+    assert [bool(reason) for reason in reasons] == [first, later]
+
+
+@pytest.mark.parametrize("expecting", [0, 1])
+def test_a_cell_that_should_fail_spares_no_run_and_is_spared_none(sweep: Sweep, expecting: int) -> None:
+    cells = list(sweep.plan.cells)
+    cells[expecting] = dataclasses.replace(cells[expecting], expect=Expectation("CUDA_OOM"))
+    sweep.plan = dataclasses.replace(sweep.plan, cells=tuple(cells))
+    sweep.begin(0, outcome="ENVIRONMENT", repeats_alike=True)
+    assert sweep.states() == ["ENVIRONMENT", "PLANNED", "PLANNED", "SKIPPED"]
+
+
+@pytest.mark.parametrize(("name", "skipped"), [("OPTIONS", True), ("NO_PROGRAM", True), ("IMPORT", False)])
+def test_what_a_command_fails_by_whatever_its_numbers_are_fails_in_other_cells_too(
+    sweep: Sweep, name: str, skipped: bool
+) -> None:
+    run, precedents = sweep.run_ids[1], {sweep.plan.cells[1].cell_id: Precedents(same_command=("other",))}
+    assert not why_skipped(sweep.paths, run, {}, precedents), "the other cell has not begun"
+    attempt = sweep.paths.run("other-r0").attempt(1)
+    attempt.root.mkdir(parents=True)
+    record = Outcome("CONFIG", "init", "a", 1.0, 2.0, failure_class=name, repeats_alike=True)
+    write_json(attempt.outcome, outcome_to_json(attempt, record))
+    assert bool(why_skipped(sweep.paths, run, {}, precedents)) == skipped
+    assert not why_skipped(sweep.paths, run, {"other-r0": 2}, precedents), "its attempt that is ordered may succeed"
