@@ -57,6 +57,8 @@ class Supervisor:
         self._asked_to_end = False
         self._trackers: list[Tracker] = []
         self._servers = ForkServers(bundle.log)
+        self._missing: dict[str, int] = {}
+        """The bytes that step checks of a cell lacked in this allocation. Its other repeats begin without checks."""
         self._judged: set[str] = set()
         """Runs before which verdicts were judged."""
 
@@ -125,18 +127,23 @@ class Supervisor:
     def _run_attempts(self, run_id: str, attempt: AttemptPaths, allocation: str, slot_names: tuple[str, ...]) -> None:
         """Run ``attempt``. If memory runs out in one of its step checks, run another attempt without checks."""
         following = self._bundle.sweep.run(run_id).attempt(attempt.number + 1)
-        missing = 0
+        cell, _, _ = run_id.rpartition("-r")
+        known, begins_again = cell in self._missing, False
 
         def claim_following(outcome: Outcome) -> None:
             """Claim it before the outcome is there, so that nobody takes the run for finished."""
-            nonlocal missing
-            lacked = outcome.failure_class == OUT_OF_MEMORY_IN_CHECK and not missing
-            if lacked and self._end_request(run_id) is None:
-                missing = requested_bytes(outcome.message) if self._claim(run_id, following) else 0
+            nonlocal begins_again
+            if outcome.failure_class == OUT_OF_MEMORY_IN_CHECK and not known:
+                self._missing[cell] = requested_bytes(outcome.message)
+                begins_again = self._end_request(run_id) is None and self._claim(run_id, following)
 
-        self._run_attempt(attempt, allocation, slot_names, {}, claim_following)
-        if missing:
-            self._run_attempt(following, allocation, slot_names, {UNCHECKED: str(missing)}, claim_following)
+        self._run_attempt(attempt, allocation, slot_names, self._unchecked(cell), claim_following)
+        if begins_again:
+            self._run_attempt(following, allocation, slot_names, self._unchecked(cell), lambda _: None)
+
+    def _unchecked(self, cell: str) -> Mapping[str, str]:
+        """Return the variable that turns step checks off if an earlier attempt of ``cell`` lacked memory for them."""
+        return {UNCHECKED: str(self._missing[cell])} if cell in self._missing else {}
 
     def _run_attempt(
         self, attempt: AttemptPaths, allocation: str, slot_names: tuple[str, ...], added: Mapping[str, str],
