@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launch.common.grouped import grouped
-from launch.common.text import count, size
+from launch.common.text import count, first_names, size
 from launch.contract.plan import MINIMUM_STEPS, WRAPPED, Cell, Plan, PlannedBundle, Reason
 from launch.contract.spec import RunSpec
 from launch.frameworks import FRAMEWORKS
@@ -19,6 +19,8 @@ from orchestrator.output.memory import RELIABILITY
 from orchestrator.plan.memory_check import MemoryCheck
 from orchestrator.submit.batch_script import BUNDLES, CHAIN, RUN, TOKEN, BatchScript
 
+MOST_NAMES = 6
+"""The most cells that a sentence names."""
 MOST_SCRIPTS = 3
 """The most batch scripts that are printed. ``plan --json`` has all."""
 
@@ -70,7 +72,7 @@ def print_plan_summary(plan: Plan) -> None:
     if states["rejected"]:
         parts.append(f"{states['rejected']} rejected by a rule")
     print(f"{plan.name}: {', '.join(parts)}")
-    _print_lack_of_steps(_compared_specs(plan), plan)
+    _print_lack_of_steps(plan)
 
 
 def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[BatchScript]) -> None:
@@ -78,7 +80,7 @@ def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[
     print_plan_summary(plan)
     if not any(cell.graphed for cell in plan.cells):
         print("no cell is graphed, so nothing will be compared: advise RECIPE prints graphs to sweep")
-    _print_step_checks(_compared_specs(plan))
+    _print_step_checks([cell.run_spec for cell in _compared_cells(plan)])
     cells = plan.cell_of_run()
     for number, bundle in enumerate(plan.bundles, 1):
         print(f"\nbundle {number} of {len(plan.bundles)} ({bundle.bundle_id}), one allocation", end="")
@@ -108,21 +110,26 @@ def print_plan(plan: Plan, hours: float, memory: MemoryCheck, scripts: Sequence[
         print(f"\nat most {hours:.2f} GPU hours, if every run takes its time limit")
 
 
-def _compared_specs(plan: Plan) -> list[RunSpec]:
-    """Return the specs of the graphed cells that run, here or on another host, and should complete."""
+def _compared_cells(plan: Plan) -> list[Cell]:
+    """Return the graphed cells that run, here or on another host, and should complete."""
     cells = (cell for cell in plan.cells if cell.graphed and cell.state != "rejected")
-    return [cell.run_spec for cell in cells if cell.expect.outcome == "COMPLETED"]
+    return [cell for cell in cells if cell.expect.outcome == "COMPLETED"]
 
 
-def _print_lack_of_steps(specs: Sequence[RunSpec], plan: Plan) -> None:
-    """Say that EQUIVALENT needs more steps, unless equal bits or step checks alone can decide."""
-    short = [spec for spec in specs if not spec.training.deterministic and _needed_steps(spec) > spec.training.steps]
-    if plan.margins.mode == "full" and short:
-        quick = "" if all(spec.engine == "command" for spec in short) else ", or equivalence.mode=quick"
-        print(
-            f"{min(spec.training.steps for spec in short)} steps are too few for EQUIVALENT, which compares {MINIMUM_STEPS} "
-            f"steps after the capture: set {plan.steps_option}{max(map(_needed_steps, short))} or more{quick}"
-        )
+def _print_lack_of_steps(plan: Plan) -> None:
+    """Name the cells that have too few steps for EQUIVALENT, and of which deterministic mode does not ask for equal bits."""
+    cells = {cell.label: cell.run_spec for cell in _compared_cells(plan)}
+    short = {label: spec for label, spec in cells.items() if _needed_steps(spec) > spec.training.steps}
+    short = {label: spec for label, spec in short.items() if not spec.training.deterministic}
+    if plan.margins.mode == "quick" or not short:
+        return
+    checks = ", also with step checks" * any(spec.checked_steps for spec in short.values())
+    quick = "" if all(spec.engine == "command" for spec in short.values()) else ", or equivalence.mode=quick"
+    print(
+        f"{min(spec.training.steps for spec in short.values())} steps are too few: {first_names([*short], MOST_NAMES)} will be "
+        f"INCONCLUSIVE unless graphed runs equal eager ones bit for bit. EQUIVALENT needs {MINIMUM_STEPS} steps after the "
+        f"capture{checks}: set {plan.steps_option}{max(map(_needed_steps, short.values()))} or more{quick}"
+    )
 
 
 def _needed_steps(spec: RunSpec) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from analysis import loss
 from analysis.report.__main__ import main as write_report
@@ -249,7 +250,8 @@ def test_plan_says_that_no_cell_is_graphed(capsys: pytest.CaptureFixture[str]) -
 
 def test_plan_says_that_steps_are_too_few(capsys: pytest.CaptureFixture[str]) -> None:
     """Three steps are warm-up, and one captures."""
-    said = "103 steps are too few for EQUIVALENT, which compares 100 steps after the capture: set training.steps=104 or more"
+    head = "103 steps are too few: "
+    said = "EQUIVALENT needs 100 steps after the capture: set training.steps=104 or more, or equivalence.mode=quick"
     cases = {
         ("103",): True,
         ("104",): False,
@@ -258,13 +260,31 @@ def test_plan_says_that_steps_are_too_few(capsys: pytest.CaptureFixture[str]) ->
     }
     for (steps, *rest), is_said in cases.items():
         assert main(["plan", TINY, "resources.device=cpu", f"training.steps={steps}", *rest]) == 0
-        assert (said in capsys.readouterr().out) == is_said, (steps, rest)
+        out = capsys.readouterr().out
+        assert (head in out and said in out) == is_said, (steps, rest)
     with_gpu = str(ROOT / "recipes" / "gpt_oss_5l_megatron.yaml")
     assert main(["plan", with_gpu, "training.steps=103"]) == 0
-    assert said in capsys.readouterr().out, "its cells need a GPU, which this host lacks"
+    out = capsys.readouterr().out
+    assert head in out and said.replace("capture", "capture, also with step checks") in out, (
+        "a host with GPUs is needed"
+    )
     assert main(["plan", SCRIPT, "training.steps=50"]) == 0
     said = capsys.readouterr().out
     assert "50 steps are too few" in said and "mode=quick" not in said, "its program has no step checks"
+
+
+def test_plan_names_the_cells_that_will_be_inconclusive_and_not_those_that_bits_decide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, both = tmp_path / "r.yaml", {"training.deterministic": [True, False]}
+    path.write_text(
+        yaml.safe_dump(
+            {"name": "x", "model": "tiny_moe", "training": {"steps": 50, "compile": "whole"}, "sweep": {"grid": both}}
+        )
+    )
+    assert main(["plan", str(path), "cuda_graph.impl=torch_compile", "resources.device=cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "50 steps are too few: torch_compile, deterministic=false will be INCONCLUSIVE unless" in out, out
 
 
 def test_plan_says_how_many_steps_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
