@@ -107,13 +107,15 @@ class SpeedupBound:
 
     @property
     def times_bound(self) -> float | None:
-        """The graphed step divided by the baseline's ``bound_ms``."""
-        return self.graphed.step_ms / self.eager.bound_ms if self.eager and self.graphed else None
+        """The graphed step divided by the baseline's ``bound_ms``. None if the cell runs other kernels."""
+        return self.graphed.step_ms / self.eager.bound_ms if self.upper_bound and self.eager and self.graphed else None
 
     @property
     def attained(self) -> float | None:
-        """The attained share of the possible gain. None if no gain is possible."""
-        if self.eager is None or self.graphed is None or self.eager.bound_ms >= self.eager.step_ms * (1 - BAND):
+        """The attained share of the possible gain. None if no gain is possible, or if the cell runs other kernels."""
+        if self.upper_bound is None or self.eager is None or self.graphed is None:
+            return None
+        if self.eager.bound_ms >= self.eager.step_ms * (1 - BAND):
             return None
         return (self.eager.step_ms - self.graphed.step_ms) / (self.eager.step_ms - self.eager.bound_ms)
 

@@ -40,7 +40,8 @@
                    "graphed": null | {"step_ms", "busy_ms", "computing_ms", "host_ms": null | ms, "kernels", "graph_launches"},
                    "doubt", "eager_doubt", "launch_bound", "not_computing", "upper_bound", "times_bound", "attained",
                    "bound": null | analysis.limits.speedup_bound.Bound};
-                  upper_bound, times_bound and attained leave out communication where ranks communicate,
+                  upper_bound, times_bound and attained leave out communication where ranks communicate. They are null
+                  where the bound is "other kernels", since the baseline's kernels do not bound others,
          "runs": [{"run_id", "repeat", "attempt", "attempts_begun", "status", "outcome": null | Outcome, "problems"}],
          "pairs": [{"repeat", "eager_run", "graphed_run", "verdict": VERDICT, "ratio", "ratio_steps", "ratio_reason",
                     "replay", "environment_differences"}]}],
@@ -250,8 +251,7 @@ def _speedup_bound(bound: SpeedupBound) -> dict[str, Any]:
         **to_json(bound),
         "launch_bound": eager and eager.launch_bound,
         "not_computing": eager and eager.not_computing,
-        "upper_bound": eager and eager.largest_speedup,
-        **_pick(bound, "times_bound", "attained", "bound"),
+        **_pick(bound, "upper_bound", "times_bound", "attained", "bound"),
     }
 
 

@@ -15,7 +15,7 @@ HEADER = (
 )  # fmt: skip
 NOTES = (
     "Upper bound: the eager step time divided by the time for which the GPU is busy in that step. Graphs save host time and no "
-    "GPU time, so a step with the same kernels cannot be shorter than that least time.",
+    "GPU time, so a step with the same kernels cannot be shorter than that least time. Cells with other kernels have none.",
     "GPU busy, computing and host: measured on the eager baseline over a few steps after the timed ones. With several ranks, "
     "busy is the figure of the least busy rank. Computing and host are the figures of the slowest rank.",
     "Host: the time in which the host enqueues a step. It has no figure if the host waits for the GPU within a step.",
@@ -41,6 +41,7 @@ def _row(result: CellResult, bound: SpeedupBound) -> list[str]:
     return [
         result.name_with_verdict,
         *_eager(bound.eager),
+        "-" if bound.upper_bound is None else f"{bound.upper_bound:.2f}x",
         f"{_kernels(bound.eager)} / {_kernels(bound.graphed)}",
         *_graphed(bound),
         f"INDETERMINATE: {bound.reason}" if bound.reason else _bottleneck(bound.eager, bound.graphed),
@@ -53,13 +54,12 @@ def _kernels(step: ProbedStep | None) -> str:
 
 def _eager(step: EagerStep | None) -> list[str]:
     if step is None:
-        return ["-"] * 5
+        return ["-"] * 4
     return [
         f"{step.step_ms:.2f} ms",
         _both(f"{step.busy_ms:.2f} ms", f"{step.computing_ms:.2f} ms"),
         _both(_share(step.launch_bound), _share(step.not_computing)),
         "-" if step.host_ms is None else f"{step.host_ms:.2f} ms",
-        f"{step.largest_speedup:.2f}x",
     ]
 
 
@@ -68,14 +68,12 @@ def _both(with_communication: str, without: str) -> str:
 
 
 def _graphed(bound: SpeedupBound) -> list[str]:
-    if bound.graphed is None or bound.times_bound is None:
+    if bound.graphed is None or bound.eager is None:
         return ["-"] * 4
-    return [
-        f"{bound.graphed.graph_launches:g}",
-        f"{bound.graphed.step_ms:.2f} ms",
-        f"{bound.times_bound:.2f}x",
-        _share(bound.attained),
-    ]
+    step = [f"{bound.graphed.graph_launches:g}", f"{bound.graphed.step_ms:.2f} ms"]
+    if bound.times_bound is None:
+        return [*step, "-", "-"]
+    return [*step, f"{bound.times_bound:.2f}x", _share(bound.attained)]
 
 
 def _share(share: float | None) -> str:

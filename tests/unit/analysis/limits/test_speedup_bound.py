@@ -18,6 +18,7 @@ from analysis.report.write_report import write_report
 from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.judge_sweep import judge_sweep
 from analysis.sweep.ranking import rank
+from launch.common.atomic_files import read_json
 from tests.records import EAGER_PROBE, GRAPHED_PROBE, AttemptRecord, write_sweep
 from tests.report_text import report_text
 from tests.unit.analysis.graphs.test_replay_check import change_probe, no_probe
@@ -407,8 +408,15 @@ def test_the_limit_of_a_twin_is_none_for_other_kernels(tmp_path: Path) -> None:
         if run.spec.graphed:
             change_probe(0, kernels=500.0, computing_ms=12.0)(run)
 
-    report = write_report(write_sweep(tmp_path, device="cuda", edit=compiled))
-    assert "unknown: the cell runs 500 kernels and the eager baseline 1200" in report.markdown.read_text()
+    sweep = write_sweep(tmp_path, device="cuda", edit=compiled)
+    report = write_report(sweep)
+    (row,) = (line for line in report.markdown.read_text().splitlines() if "the cell runs 500 kernels" in line)
+    assert "unknown: the cell runs 500 kernels and the eager baseline 1200" in row
+    assert row.count("| - ") == 3, "neither an upper bound, nor a least time, nor a share of it"
+    found = read_json(sweep.report / "report.json")["cells"][1]["speedup_bound"]
+    assert (found["bound"], found["upper_bound"], found["times_bound"], found["attained"]) == (
+        "other kernels", None, None, None
+    )  # fmt: skip
     assert "Nearest to the upper" not in report.summary
 
 
