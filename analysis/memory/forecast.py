@@ -9,16 +9,17 @@ docs/results/forecast/report.md compares forecasts with the memory that GPUs hel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.memory.eager_terms import eager_step, outside
+from analysis.memory.eager_terms import eager_step, outside, step
 from analysis.memory.graph_terms import graph_executables, layer_capture, layer_replay, step_capture, step_replay
 from analysis.memory.measured_constants import MEASURED, Constants, unmeasured_settings
 from analysis.memory.rank_load import CellLoad, RankLoad
 from analysis.memory.static_memory import state_of_stages
 from analysis.memory.term import Term, total
 from launch.contract.records.events import Phase
+from launch.contract.records.step_check import COMPARISON_BYTES
 from launch.contract.spec import RunSpec
 
 
@@ -34,6 +35,8 @@ class RankForecast:
     worst_imbalance: int
     basis: str = ""
     """Where the figures come from if not from formulas: "extrapolated from 4 runs"."""
+    checked: int = 0
+    """The least device memory in which a step check fits, in bytes; 0 without step checks."""
     unmeasured: tuple[str, ...] = ()
     """The settings whose formulas were never compared with a run (measured_constants.unmeasured_settings)."""
 
@@ -64,8 +67,7 @@ class RankForecast:
     @property
     def needed(self) -> int:
         """The least device memory with which no phase runs out of memory. It excludes what the allocator can free."""
-        phases = self.phases.values()
-        return max(sum(term.bytes for term in terms if term.held != "cached") for terms in phases)
+        return max(map(_needed, self.phases.values()))
 
 
 def fullest_rank(spec: RunSpec, constants: Constants = MEASURED) -> RankForecast | None:
@@ -87,9 +89,23 @@ def _forecast(spec: RunSpec, constants: Constants, every: bool) -> list[RankFore
     if not every:
         ranks = [rank for rank in ranks if not any(_holds_as_much(other, rank) for other in ranks[: rank.stage])]
     around, unmeasured = outside(cell), unmeasured_settings(spec)
+    phases = [_phases(rank, around) for rank in ranks]
     return [
-        RankForecast(rank.stage, _phases(rank, around), rank.worst_imbalance, unmeasured=unmeasured) for rank in ranks
+        RankForecast(rank.stage, of_rank, rank.worst_imbalance, checked=_checked(rank, of_rank), unmeasured=unmeasured)
+        for rank, of_rank in zip(ranks, phases, strict=True)
     ]
+
+
+def _needed(terms: Sequence[Term]) -> int:
+    return sum(term.bytes for term in terms if term.held != "cached")
+
+
+def _checked(rank: RankLoad, phases: Mapping[Phase, tuple[Term, ...]]) -> int:
+    """Return the memory with which a replay's graphs and an eager step fit at once. Copies of the state go to the host."""
+    if not rank.spec.checked_steps:
+        return 0
+    outside = total(step(rank, rank.cell.captured)) if rank.spec.cuda_graph.implementation.takes_scope else 0
+    return _needed(phases["measure"]) - outside + total(step(rank)) + COMPARISON_BYTES
 
 
 def _holds_as_much(earlier: RankLoad, rank: RankLoad) -> bool:

@@ -62,7 +62,7 @@ def train(
         if phase != recorder.phase:
             metrics.flush()
         if step == capture_step:
-            needed = eager_step_bytes(mesh.device)
+            needed = eager_step_bytes(mesh.device, mesh.world_size)
         recorder.enter(phase, step)
         if step == last_unsettled + 1:
             recorder.write("parameters", digest=digest_parameters(engine.parameters()))

@@ -26,7 +26,7 @@ RELIABILITY = "docs/results/forecast/report.md shows how far forecasts were off"
 
 
 def warn_of_memory(plan: Plan, memory: MemoryCheck) -> None:
-    """Warn of cells that will run and may run out of memory."""
+    """Warn of cells that will run, and that may lack memory for training or for their step checks."""
     for cell in plan.cells:
         if warning := memory.warning(cell):
             fix = f"plan --explain memory CELL prints the terms. {RELIABILITY}"
@@ -47,7 +47,8 @@ def print_memory(label: str, ranks: Sequence[RankForecast]) -> None:
     for held, heading in GROUPS.items():
         if group := [term for term in terms if term.held == held]:
             print(f"\n{heading}: {size(total(group))}", *(f"  {printed[id(term)]}" for term in group), sep="\n")
-    print(f"\nleast memory that it needs: {size(rank.needed)}")
+    with_checks = f"; with step checks: {size(rank.checked)}" if rank.checked else ""
+    print(f"\nleast memory that it needs: {size(rank.needed)}{with_checks}")
     rows = [["phase", "allocated", "GPU memory"]]
     rows += [[phase, size(rank.allocated(phase)), size(rank.device(phase))] for phase in rank.phases]
     print("", *align(rows), sep="\n")

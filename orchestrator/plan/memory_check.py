@@ -54,12 +54,20 @@ class MemoryCheck:
         ]
 
     def warning(self, cell: Cell) -> str:
-        """Return the warning that ``cell`` will run and may run out of memory, or "" if it fits or is expected to."""
+        """Return the warning that ``cell`` will run, and that it or its step checks may lack memory; "" if all fits.
+
+        A cell that is expected to lack memory gets none.
+        """
         gib, rank = self.target.gpu_memory_gib, self._fullest(cell)
-        if gib is None or rank is None or cell.state != "run" or _is_expected(cell) or rank.needed <= gib * 2**30:
+        if gib is None or rank is None or cell.state != "run" or _is_expected(cell):
             return ""
         remark = f", {rank.remark}" if rank.remark else ""
-        return f"may run out of memory: it needs at least {size(rank.needed)}{remark}, and {self._limit}"
+        if rank.needed > gib * 2**30:
+            return f"may run out of memory: it needs at least {size(rank.needed)}{remark}, and {self._limit}"
+        if rank.checked > gib * 2**30:
+            needs = f"they need at least {size(rank.checked)}{remark}, and {self._limit}"
+            return f"may lack memory for its step checks: {needs}. Without them, only curves decide"
+        return ""
 
     @property
     def _rule(self) -> str:

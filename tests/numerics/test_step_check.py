@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from launch.contract.records.memory import requested_bytes
-from launch.contract.records.step_check import StepCheck
+from launch.contract.records.step_check import COMPARISON_BYTES, StepCheck
 from launch.contract.spec import CudaGraph, Data, GraphImpl, Model, Parallelism, RunSpec
 from launch.engines import torch_native
 from launch.engines.protocol import RankPlace
@@ -831,9 +831,17 @@ def out_of_memory(place: tuple[type, str], passes: int, step: type = TorchNative
         yield
 
 
+@pytest.mark.parametrize(("ranks", "needed"), [(1, 40), (2, 55)])
+def test_several_ranks_count_what_the_allocator_lost_between_blocks(ranks: int, needed: int) -> None:
+    read = {"memory_allocated": 60, "max_memory_allocated": 100, "max_memory_reserved": 115}
+    with mock.patch.multiple(torch.cuda, **{name: lambda _, size=size: size for name, size in read.items()}):
+        assert check_memory.eager_step_bytes(torch.device("cuda", 0), ranks) == needed
+    assert check_memory.eager_step_bytes(CPU, ranks) == 0
+
+
 def test_memory_that_is_missing_is_measured() -> None:
     failed = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-    needed = check_memory.COMPARISON_BYTES + 2**30
+    needed = COMPARISON_BYTES + 2**30
     with (
         mock.patch.object(torch, "empty", side_effect=failed),
         mock.patch.object(torch.cuda, "mem_get_info", lambda device: (needed - 7, 2**40)),

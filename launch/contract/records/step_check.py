@@ -24,6 +24,9 @@ SMALL_DIFFERENCE = 5e-4
 LARGE_NOISE_MULTIPLE = 30.0
 """The same in a check with a result whose noise hides everything. There, rounding was 23 times the noise of other results."""
 
+COMPARISON_BYTES = 2**29
+"""GPU memory for the temporary tensors of a comparison, which a check needs in addition to an eager step."""
+
 BROKEN_CAPACITY = 1e300
 """The gap of routers whose experts keep more or fewer tokens than their capacity allows. Rounding cannot explain it."""
 

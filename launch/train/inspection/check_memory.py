@@ -8,16 +8,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-COMPARISON_BYTES = 2**29
-"""Bytes for the temporary tensors of a comparison."""
+from launch.contract.records.step_check import COMPARISON_BYTES
+
 _UNLIMITED = 2**62
 
 
-def eager_step_bytes(device: torch.device) -> int:
-    """Return the peak memory of steps since the peaks were reset, minus the memory in use between steps; 0 on a CPU."""
+def eager_step_bytes(device: torch.device, ranks: int) -> int:
+    """Return the peak memory of steps since the peaks were reset, minus the memory in use between steps; 0 on a CPU.
+
+    A pass that runs out of memory ends a run of several ranks. So theirs includes what the allocator lost between its blocks.
+    """
     if device.type != "cuda":
         return 0
-    return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    peak = torch.cuda.max_memory_reserved if ranks > 1 else torch.cuda.max_memory_allocated
+    return peak(device) - torch.cuda.memory_allocated(device)
 
 
 def missing_bytes(needed: int, device: torch.device) -> int:

@@ -87,6 +87,19 @@ def test_cells_that_do_not_fit_by_more_than_the_error_are_set_aside(
     assert bool(content["gpu_hours"]) == (state == RUNS)
 
 
+CHECK = "may lack memory for its step checks: they need at least"
+
+
+@pytest.mark.parametrize(("gib", "words", "warned"), [(141, (), 0), (120, (), 1), (120, ("step_checks=0",), 0)])
+def test_step_checks_that_do_not_fit_are_known_before_the_run(
+    plan_on: Any, gib: float, words: tuple[str, ...], warned: int
+) -> None:
+    """Its whole step needs 115 GiB. A check needs 128 GiB, as it computes an eager step beside the graph."""
+    recipe = str(Path(__file__).parents[4] / "recipes" / "gpt_oss_5l_megatron_padded.yaml")
+    _, warnings = plan_on(gib, recipe, "--only", "cuda_graph.impl=full_iteration", *words)
+    assert (warnings.count(CHECK), warnings.count(MAY)) == (warned, 0)
+
+
 def test_a_cell_set_aside_names_the_forecast_the_gpu_and_the_fix(plan_on: Any) -> None:
     content, _ = plan_on(
         80, "gpt_oss_120b", "--only", "cuda_graph.scope=[attn]", "--only", "cuda_graph.mend=[yarn_positions]"
