@@ -31,6 +31,7 @@ _PLACEHOLDER = re.compile(r"\{(\{[a-z_]+\})\}|\{([a-z_]+)\}")
 _LAUNCHER = re.compile(r"(ba)?sh|torchrun|accelerate|deepspeed|(python|\{python\})[\d.]*")
 _NUMBER = re.compile(r"((?:.*=)?)[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 """A word that is a number, or ends with one after an equals sign."""
+_PYTHON = re.compile(r"(python|\{python\})[\d.]*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _NO_SCRIPT = re.compile(r"-[a-zA-Z]*c|-m(?! (torch\.distributed\.|accelerate\.))")
 
@@ -99,6 +100,21 @@ def script_of(words: Sequence[str]) -> str:
             return ""
         if word.endswith((".py", ".sh")) and " " not in word:
             return word
+    return ""
+
+
+def module_of(words: Sequence[str]) -> str:
+    """Return the module that ``python -m`` starts, or "" if the program is another one."""
+    if not words or not _PYTHON.fullmatch(PurePath(words[0]).name):
+        return ""
+    options = iter(words[1:])
+    for word in options:
+        if word == "-m":
+            return next(options, "")
+        if not word.startswith("-") or _NO_SCRIPT.match(word):
+            return ""
+        if word in ("-W", "-X"):
+            next(options, "")
     return ""
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 from launch.checkpoints.checkpoint import open_checkpoint
@@ -12,7 +17,7 @@ from launch.contract.plan import Plan
 from launch.contract.spec import RunSpec
 from launch.data.fields import check_length
 from launch.data.tokenizer import load_tokenizer
-from launch.frameworks.command_line import command_words, script_of
+from launch.frameworks.command_line import command_words, module_of, script_of
 from orchestrator.errors import InputError, Problem
 
 
@@ -34,13 +39,17 @@ def check_inputs(plan: Plan) -> None:
 
 
 def missing_programs(plan: Plan) -> list[Problem]:
-    """Return which working folders and scripts of engine command's programs are missing on this host."""
+    """Return which working folders, scripts, programs and modules of engine command are missing on this host."""
     specs = [cell.run_spec for cell in plan.cells if cell.state == "run" and cell.spec["engine"] == "command"]
-    return list(dict.fromkeys(problem for spec in specs for problem in _missing_program(spec)))
+    runs_here = plan.scheduler == "host"
+    return list(dict.fromkeys(problem for spec in specs for problem in _missing_program(spec, runs_here)))
 
 
-def _missing_program(spec: RunSpec) -> Iterator[Problem]:
-    folder, script = Path(spec.command.workdir), script_of(command_words(spec, {}))
+def _missing_program(spec: RunSpec, runs_here: bool) -> Iterator[Problem]:
+    """Yield what the program of ``spec`` lacks. A job may have another PATH than this host."""
+    words = command_words(spec, {})
+    folder, script, program = Path(spec.command.workdir), script_of(words), words[0]
+    found = shutil.which(folder / program if "/" in program else program, path=spec.environment.get("PATH"))
     if not folder.is_dir():
         yield Problem(
             f"command.workdir = {folder}", "no such folder on this host", "name the folder in which command.run starts"
@@ -48,6 +57,26 @@ def _missing_program(spec: RunSpec) -> Iterator[Problem]:
     elif "{" not in script and not (folder / script).exists():
         fix = "correct the path of the script in command.run, or command.workdir, from which it counts"
         yield Problem(f"command.workdir = {folder}", f"no file {script} in it on this host", fix)
+    elif "{" not in program and found is None and (runs_here or "/" in program):
+        fix = "correct the first word of command.run, or make the file executable"
+        yield Problem("command.run", f"no program {program} on this host", fix)
+    elif (module := module_of(words)) and _is_ours(program, found) and not _has_package(module, spec):
+        package = module.partition(".")[0]
+        fix = f"correct the module in command.run, or install it, or start it from the folder that has {package}"
+        yield Problem("command.run", f"no module {package} for {program} -m {module} on this host", fix)
+
+
+def _is_ours(program: str, found: str | None) -> bool:
+    """Return whether ``program`` is of the Python environment of this process. Others have other packages."""
+    return program == "{python}" or (found is not None and Path(found).parent == Path(sys.executable).parent)
+
+
+def _has_package(module: str, spec: RunSpec) -> bool:
+    """Return whether this environment, the program's folder or its PYTHONPATH has the package of ``module``."""
+    package = module.partition(".")[0]
+    paths = spec.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")).split(os.pathsep)
+    own = [str(Path(spec.command.workdir) / path) for path in (".", *paths)]
+    return not package.isidentifier() or bool(PathFinder.find_spec(package, own) or find_spec(package))
 
 
 def _open_data(spec: RunSpec) -> None:

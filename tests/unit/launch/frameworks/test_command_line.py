@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from launch.contract.spec import Command, CudaGraph, Parallelism, Placement, RunSpec, Training
-from launch.frameworks.command_line import command_words, other_steps, script_of, unknown_placeholders
+from launch.frameworks.command_line import command_words, module_of, other_steps, script_of, unknown_placeholders
 from launch.support import unsupported
 
 SCOPES = CudaGraph("transformer_engine", ("attn", "moe_router"))
@@ -167,3 +167,20 @@ def test_a_script_is_what_a_launcher_is_given(line: str) -> None:
 def test_a_release_of_megatron_has_its_own_spelling() -> None:
     spec = RunSpec("command", command=Command("megatron_lm", "t"), cuda_graph=SCOPES, megatron_core="0.16")
     assert "--cuda-graph-scope attn moe_router" in " ".join(command_words(spec, {}))
+
+
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        ("{python} -m mine.train --steps 3", "mine.train"),
+        ("/opt/bin/python3.12 -W ignore -u -m mine", "mine"),
+        ("python train.py -m fast", ""),
+        ("python tools/train -m fast", ""),
+        ("python -c pass -m fast", ""),
+        ("python -m", ""),
+        ("bash -m fast", ""),
+        ("", ""),
+    ],
+)
+def test_the_module_that_python_starts(words: str, module: str) -> None:
+    assert module_of(words.split()) == module

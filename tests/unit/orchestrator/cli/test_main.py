@@ -135,8 +135,13 @@ def test_plan_shows_what_runs_and_why_the_rest_does_not(
     assert list(elsewhere.iterdir()) == []
 
 
-def test_plan_says_which_framework_was_never_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "titan.yaml"
+def test_plan_says_which_framework_was_never_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, torchrun = tmp_path / "titan.yaml", tmp_path / "bin" / "torchrun"
+    torchrun.parent.mkdir()
+    torchrun.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(torchrun.parent), prepend=":")
     command = (
         "command: {framework: torchtitan, run: torchrun -m torchtitan.train, graphs: {none: [], compiled: [--compile]}}"
     )
@@ -321,6 +326,7 @@ WRONG = {
     "    write such a number, or leave it out for the default\n",
     "plan {script} training.steps=-5": "command line: training.steps = -5: must be at least 1",
     "plan {script} command.workdir=/nowhere": "error: command.workdir = /nowhere: no such folder on this host\n",
+    "plan {script} command.run=trainn": "error: command.run: no program trainn on this host\n    correct the first word of command.run",
     "plan {script} command.run=./none": "/recipes: no file ./none in it on this host\n    correct the path of the script in command.run",
     "plan {tiny} sweep.grid.training.adam_beta1=[0.9,1]": "adam_beta1[1] = 1: must be at least 0 and below 1",
     "plan {tiny} --only cuda_graph.imp=none": "did you mean 'cuda_graph.impl'?",
@@ -353,6 +359,17 @@ def test_wrong_input_is_exit_code_1_and_changes_nothing(
     assert caught.err.startswith("error: ")
     assert caught.out == ""
     assert list(elsewhere.iterdir()) == []
+
+
+def test_a_module_that_this_interpreter_lacks_is_refused_before_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trainn").mkdir()
+    for folder, code in ((str(ROOT), 1), (str(tmp_path), 0)):
+        words = [f"command.workdir={folder}", "command.run='{python} -m trainn.x --steps {steps}'"]
+        assert main(["plan", SCRIPT, *words]) == code
+        said = "command.run: no module trainn for {python} -m trainn.x on this host"
+        assert (said in capsys.readouterr().err) == bool(code)
 
 
 def test_a_pasted_number_of_steps_is_warned_of_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
