@@ -109,18 +109,18 @@ def why_skipped(
         return ""
     others, own = precedents.get(cell, Precedents()), _first_outcomes(sweep, cell, ordered)
     if repeat != "0" and (known := _lasting_failure(*own)):
-        return f"not tried, since {known}"
+        return f"not tried: {known}"
     eager = _first_outcomes(sweep, others.eager, ordered) if others.eager else (None, None)
-    if known := _failure_of_eager(*eager, repeat):
-        return f"not tried, since its eager baseline failed ({others.eager}: {known}), so nothing could be compared"
+    if known := _failure_of_eager(*eager, repeat, others.eager):
+        return f"not tried: no eager run to compare with, since {known}"
     for first in others.same_command:
         outcome, _ = _first_outcomes(sweep, first, ordered)
         if outcome is not None and outcome.is_command_failure:
-            return f"not tried, since {first}-r0 has the same command but for numbers, and ended as {_ending(outcome)}"
+            return f"not tried: {first}-r0 has the same command but for numbers, and ended as {_ending(outcome)}"
     return ""
 
 
-def _lasting_failure(first: Outcome | None, second: Outcome | None) -> str:
+def _lasting_failure(first: Outcome | None, second: Outcome | None, of: str = "") -> str:
     """Describe the outcomes of repeats 0 and 1 if others would probably end like them; return "" if not.
 
     One failure by settings or installed software suffices. Any other failure counts once repeat 1 has confirmed it.
@@ -128,18 +128,18 @@ def _lasting_failure(first: Outcome | None, second: Outcome | None) -> str:
     if first is None:
         return ""
     if first.repeats_alike:
-        return f"repeat 0 ended as {_ending(first)}"
-    return f"repeats 0 and 1 ended as {_ending(first)}" if second is not None and second.confirms(first) else ""
+        return f"repeat 0{of} ended as {_ending(first)}"
+    return f"repeats 0 and 1{of} ended as {_ending(first)}" if second is not None and second.confirms(first) else ""
 
 
-def _failure_of_eager(first: Outcome | None, second: Outcome | None, repeat: str) -> str:
-    """Describe the outcomes of eager repeats if a graphed ``repeat`` could not be compared; return "" if it could."""
+def _failure_of_eager(first: Outcome | None, second: Outcome | None, repeat: str, cell: str) -> str:
+    """Describe the outcomes of the eager ``cell`` if a graphed ``repeat`` could not be compared; return "" if it could."""
     if first is None or first.outcome == "NUMERIC":
         return ""  # curves up to the first NaN can be compared
     if first.lacked_gpu_memory and second is None and repeat != "0":
         # Repeat 0 shows whether graphs fit. Others wait for the next eager run.
-        return f"repeat 0 ended as {_ending(first)}"
-    return _lasting_failure(first, second)
+        return f"repeat 0 of {cell} ended as {_ending(first)}"
+    return _lasting_failure(first, second, f" of {cell}")
 
 
 def _first_outcomes(sweep: SweepPaths, cell: str, ordered: Mapping[str, int]) -> tuple[Outcome | None, Outcome | None]:

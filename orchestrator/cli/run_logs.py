@@ -9,6 +9,7 @@ from pathlib import Path
 from launch.common.atomic_files import RecordError
 from launch.common.packed_files import name_in, unpack
 from launch.common.regular_file import AppendedLines, read_regular
+from launch.contract.bundle import why_skipped
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
 from launch.contract.plan import Plan
@@ -117,7 +118,11 @@ def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) ->
     """
     attempt = find_attempt(run, number)
     if attempt is None:
-        missing = input_error("--attempt", f"run {run.root.name} has not begun", "attempts: none yet; --follow waits for one")  # fmt: skip
+        sweep = SweepPaths(run.root.parent.parent)
+        if skipped := why_skipped(sweep, run.root.name, {}, plan.precedents):
+            fix = f"logs of that run show why; resume {plan.name} --failed tries both again"
+            raise input_error("", f"{run.root.name} was {skipped}", fix)
+        missing = input_error("", f"run {run.root.name} has not begun", "--follow waits until it begins")
         yield from _read_bundle_logs(run, plan, missing)
         return
     path = find_rank_log(attempt, rank)

@@ -119,10 +119,10 @@ def test_repeats_that_would_only_fail_alike_are_skipped_until_their_first_one_is
     assert list(host.states("mine").values()).count("ENVIRONMENT") == 1 and done.returncode != 0
     status = host.run("status", "mine").stdout
     assert "mine: 3 COMPLETED, 1 ENVIRONMENT, 2 SKIPPED" in status
-    assert "not tried, since repeat 0 ended as ENVIRONMENT (IMPORT) in init; resume --failed tries again" in status
+    assert "not tried: repeat 0 ended as ENVIRONMENT (IMPORT) in init; resume --failed tries again" in status
     report = (host.sweep("mine").report / "report.md").read_text()
     assert (
-        "- **SKIPPED** A1, repeats 1, 2: not tried, since repeat 0 ended as ENVIRONMENT (IMPORT) in init" in report
+        "- **SKIPPED** A1, repeats 1, 2: not tried: repeat 0 ended as ENVIRONMENT (IMPORT) in init" in report
         and "no attempt has begun" not in report
     )
     (host.folder / "train.py").write_text(PROGRAM)
@@ -140,11 +140,14 @@ def test_a_misspelt_option_costs_one_run_of_the_sweep(host: Host) -> None:
     assert sorted(states.values()) == ["CONFIG", *["SKIPPED"] * 7], done.stdout
     status = host.run("status", "mine").stdout
     (failed,) = (run for run, state in states.items() if state == "CONFIG")
-    assert f"not tried, since {failed} has the same command but for numbers, and ended as CONFIG (OPTIONS)" in status
-    assert f"({failed.removesuffix('-r0')}: repeat 0 ended as CONFIG (OPTIONS) in init), so nothing could be" in status
+    assert f"not tried: {failed} has the same command but for numbers, and ended as CONFIG (OPTIONS)" in status
+    assert (
+        f"no eager run to compare with, since repeat 0 of {failed.removesuffix('-r0')} ended as CONFIG (OPTIONS)"
+        in status
+    )
     assert "train.py: error: unrecognized arguments: --stepz 110" in status and "resume mine --failed" in status
     report = json.loads((host.sweep("mine").report / "report.json").read_text())
     verdicts = [cell["verdict"]["verdict"] for cell in report["cells"] if cell["impl"] == "command"]
     assert verdicts == ["INCOMPARABLE"] * 2 and done.returncode == 3
     text = (host.sweep("mine").report / "report.md").read_text()
-    assert "- **SKIPPED** A1, repeats 0, 1: not tried, since its eager baseline failed" in text
+    assert "- **SKIPPED** A1, repeats 0, 1: not tried: no eager run to compare with, since" in text

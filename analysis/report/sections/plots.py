@@ -25,6 +25,8 @@ def render(report: ReportData) -> list[str]:
         return []
     blocks = ["## Plots"]
     for workload, results in selection.drawn.items():
+        if not report.plots[workload]:
+            continue
         letters = results[0].name.rstrip("0123456789")
         blocks.append(f"### {letters}: `{workload_label(results)}` (workload {workload})")
         blocks += [*_other_versions(results), *_equal_curves(results)]
@@ -37,7 +39,7 @@ def render(report: ReportData) -> list[str]:
         blocks.append(f"Plots show at most {MAXIMUM_WORKLOADS} workloads, worst news first. They leave out {names}.")
     if selection.left_out_cells:
         blocks.append(f"The plots of a workload leave out these cells: {_names(selection.left_out_cells)}.")
-    return blocks
+    return blocks if len(blocks) > 1 else []
 
 
 def _other_versions(results: Sequence[CellResult]) -> list[str]:

@@ -21,7 +21,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--failed",
         action="store_true",
-        help="also retry the runs whose outcome was unexpected, and begin the repeats that were skipped for them",
+        help="also retry the runs whose outcome was unexpected, and begin the runs that were skipped for them",
     )
     add_target(parser)
     add_no_wait(parser)

@@ -754,10 +754,10 @@ def test_a_graphed_cell_whose_eager_baseline_failed_is_incomparable_without_a_ru
     eager, graphed = results = compare_cells(load(sweep))
     assert not eager.unfinished and not graphed.unfinished and graphed.outcome == "SKIPPED"
     assert graphed.verdict and graphed.verdict.verdict == "INCOMPARABLE"
-    assert f"its eager baseline failed ({eager.cell.cell_id}: repeat 0 ended as ENVIRONMENT (IMPORT) in init)" in (
+    assert f"not tried: no eager run to compare with, since repeat 0 of {eager.cell.cell_id} ended as ENVIRONMENT" in (
         graphed.verdict.reason
     )
     assert [*eager.skipped] == [1] and [*graphed.skipped] == [0, 1]
     assert exit_code(results) is ExitCode.FAILED
     write_report(sweep)
-    assert "**SKIPPED** A1, repeats 0, 1: not tried, since" in (sweep.report / "report.md").read_text()
+    assert "**SKIPPED** A1, repeats 0, 1: not tried: no eager run" in (sweep.report / "report.md").read_text()

@@ -503,7 +503,7 @@ def test_graphed_runs_are_not_begun_once_their_eager_baseline_cannot_run(sweep: 
     sweep.order((0, 1), (1, 1), (2, 1), (3, 1))
     sweep.begin(0, outcome="ENVIRONMENT", failure_class="IMPORT", repeats_alike=True)
     assert sweep.states() == ["ENVIRONMENT", "SKIPPED", "SKIPPED", "SKIPPED"]
-    reason = f"its eager baseline failed ({eager.cell_id}: repeat 0 ended as ENVIRONMENT (IMPORT) in measure)"
+    reason = f"no eager run to compare with, since repeat 0 of {eager.cell_id} ended as ENVIRONMENT (IMPORT) in measure"
     assert reason in sweep.all()[1].why_unbegun
     assert not has_pending(sweep.paths)
     sweep.begin(0, 2, outcome="COMPLETED")
