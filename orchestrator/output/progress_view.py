@@ -52,6 +52,8 @@ class Progress:
         done = sum(self._share(run_id, state) for run_id, state in states.items()) / max(1, len(states))
         if self._first is None:
             self._first = done
+        if done >= 1:
+            return done, "no run left"
         gained = done - self._first
         if gained <= 0 or self._seconds < LEAST_SECONDS:
             return done, "estimating the time left"
@@ -76,7 +78,8 @@ class LineView:
         done, left = self._progress.update(states)
         for run_id, state in states.items():
             if self._names.get(run_id) != state.name and state.name not in ("PLANNED", "QUEUED"):
-                message = f": {one_line(state.outcome.message)}" if state.outcome and state.outcome.message else ""
+                reason = state.outcome.message if state.outcome else state.why_unbegun
+                message = f": {one_line(reason)}" if reason else ""
                 label = self._cells[run_id].label
                 self.print(f"[{done:4.0%}, {left}] {state.name:10} {run_id}  {label}{message}")
             self._names[run_id] = state.name

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     store = Store(arguments.store)
     if not arguments.sweeps and arguments.older_than is None:
-        raise input_error("", "which sweeps?", "name them, or say how old they must be: prune --older-than 30")
+        raise input_error("", "which sweeps?", "name them, or give their least age in days: prune --older-than 30")
     sweeps = [store.find(name) for name in arguments.sweeps or store.names()]
     if not arguments.dry_run:
         delete_leftovers(store)

@@ -49,6 +49,17 @@ def test_the_time_left_uses_the_pace_of_the_runs_without_the_time_in_the_queue(t
     assert told(7200, "QUEUED", 7) == "about 66 s left", "it was requeued: nothing runs"
 
 
+def test_a_line_says_why_a_run_is_skipped_and_that_none_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = read_plan(write_sweep(tmp_path))
+    run_ids = list(plan.cell_of_run())
+    LineView(plan).update({run_id: RunState(run_id, "SKIPPED", 1, why_unbegun="not tried: x") for run_id in run_ids})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(run_ids)
+    assert all(line.startswith("[100%, no run left] SKIPPED ") and line.endswith(": not tried: x") for line in lines)
+
+
 def test_a_live_table_shows_names_as_they_are(tmp_path: Path) -> None:
     plan = read_plan(write_sweep(tmp_path, steps=STEPS))
     cells = tuple(replace(cell, label="[/red]\x1b[2J") for cell in plan.cells)
