@@ -3,6 +3,7 @@ a failing rank ends its run."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -49,22 +50,22 @@ if "launch.train.fork_server" in sys.orig_argv:
 
 
 def test_a_check_that_runs_out_of_memory_on_one_rank_costs_only_the_checks(host: Host) -> None:
-    """The supervisor begins the run again without checks. Nothing else is repeated."""
+    """The supervisor begins the run again without checks. Nothing else is repeated, and later repeats have no checks."""
     module = host.folder / "without_memory" / "sitecustomize.py"
     module.parent.mkdir()
     module.write_text(WITHOUT_MEMORY.format(slow_ranks=str(SLOW_RANKS / "sitecustomize.py")))
     host.environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{module.parent}"
-    content = recipe("unchecked", steps=12, graphed=True, parallelism={"dp": 2}, step_checks=2)
+    content = recipe("unchecked", steps=12, graphed=True, parallelism={"dp": 2}, step_checks=2, repeats=2)
     done = host.run("sweep", host.write(content))
     sweep = host.sweep("unchecked")
-    eager, graphed = (sweep.run(run_id) for run_id in host.run_ids("unchecked"))
+    eager, graphed, again, _ = (sweep.run(run_id) for run_id in host.run_ids("unchecked"))
     assert set(host.states("unchecked").values()) == {"COMPLETED"}, done.stdout
-    assert eager.attempt_numbers() == [1] and graphed.attempt_numbers() == [1, 2]
+    assert [run.attempt_numbers() for run in (eager, graphed, again)] == [[1], [1, 2], [1]]
     first, second = (read_outcome(attempt) for attempt in graphed.attempts())
     assert first and (first.outcome, first.rank, first.failure_class) == ("CUDA_OOM", 1, "OOM_STEP_CHECK")
     assert second and second.allocation == first.allocation
-    for rank in range(2):
-        checks = [event["check"] for event in read_events(graphed.attempt(2), rank) if event["kind"] == "step_check"]
+    for attempt, rank in itertools.product((graphed.attempt(2), again.attempt(1)), range(2)):
+        checks = [event["check"] for event in read_events(attempt, rank) if event["kind"] == "step_check"]
         assert [(check["tensors"], check["missing"]) for check in checks] == [(0, 3 * 2**29)] * 2
     assert "not step-checked: the check of step" in (sweep.report / "report.md").read_text()
     assert "CUDA_OOM" not in (sweep.report / "report.md").read_text(), "the run itself has its memory"
