@@ -1,4 +1,4 @@
-"""Collect the settings that a log states: seed, batch size, sequence length and learning rate.
+"""Collect the settings that a log states: seed, ranks, batch sizes, sequence length and learning rate.
 
 Logs of one workload may omit settings, but those that they state must agree.
 """
@@ -16,12 +16,18 @@ from launch.contract.metric_names import column_of, letters
 NAMES: Mapping[str, tuple[str, ...]] = {
     "seed": ("seed", "randomseed"),
     "batch_size": ("globalbatchsize", "totalbatchsize", "totaltrainbatchsize", "batchsize"),
+    "micro_batch_size": ("microbatchsize", "perdevicetrainbatchsize"),
+    "gradient_accumulation_steps": ("gradientaccumulationsteps", "gradaccumulationsteps"),
+    "world_size": ("worldsize",),
     "sequence_length": ("sequencelength", "seqlength", "seqlen", "maxseqlength", "maxsequencelength"),
     "learning_rate": ("learningrate", "lr"),
 }
 """The usual names of each setting, as :func:`letters` spells them."""
 _SETTINGS = {name: setting for setting, names in NAMES.items() for name in names}
-_WORDS = r"random[_ -]?seed|seed|(?:(?:global|total|total[_ -]train|train)[_ -])?batch[_ -]size|(?:max[_ -])?seq(?:uence)?[_ -]?len(?:gth)?|learning[_ -]rate|lr"
+_WORDS = (
+    r"random[_ -]?seed|seed|(?:(?:global|total|total[_ -]train|train|micro|per[_ -]device[_ -]train)[_ -])?batch[_ -]size"
+    r"|grad(?:ient)?[_ -]accumulation[_ -]steps|world[_ -]size|(?:max[_ -])?seq(?:uence)?[_ -]?len(?:gth)?|learning[_ -]rate|lr"
+)
 _SAID = re.compile(
     rf"(?<![\w/.])({_WORDS})\b(?:\s*\([^()]{{0,80}}\))?['\"]?(?:\s*[:=]\s*|\s*\.{{2,}}\s*|\s+)['\"]?"
     r"([-+]?\d{1,30}(?:\.\d{0,30})?(?:e[-+]?\d{1,3})?)(?![\w%]|[.,]\d)",
@@ -32,7 +38,15 @@ _MOST_LISTED = 4
 
 def may_name_setting(lowered: str) -> bool:
     """Return False if a line in lower case has no part of a setting's name. This takes a small part of the expression's time."""
-    return "lr" in lowered or "batch" in lowered or "seq" in lowered or "seed" in lowered or "rate" in lowered
+    return (
+        "lr" in lowered
+        or "batch" in lowered
+        or "seq" in lowered
+        or "seed" in lowered
+        or "rate" in lowered
+        or "accum" in lowered
+        or "world" in lowered
+    )
 
 
 def settings_in_line(line: str) -> dict[str, str]:

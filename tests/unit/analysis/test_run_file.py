@@ -180,6 +180,9 @@ def test_a_step_of_thousands_of_digits_is_not_printed(tmp_path: Path) -> None:
         ("  Total train batch size (w. parallel, distributed & accumulation) = 64", {"batch_size": "64"}),
         ("train.py --lr 6.0e-4 --lr-decay-style cosine --lr_warmup 3 --data_seed 9", {"learning_rate": "6.0e-4"}),
         ("iteration 1/ 3 | learning rate: 3.000000E-04 | global batch size:  32 |", {"learning_rate": "3.000000E-04", "batch_size": "32"}),
+        ("  micro_batch_size ................ 4", {"micro_batch_size": "4"}),
+        ("Gradient Accumulation steps = 2, world size: 8, data parallel size 4", {"gradient_accumulation_steps": "2", "world_size": "8"}),
+        ("'per_device_train_batch_size': 8, 'per_device_eval_batch_size': 9", {"micro_batch_size": "8"}),
         ("seed: 1,5 seq_len: 10% lr: none batch size: 8x", {}),
     ],
 )  # fmt: skip
