@@ -71,6 +71,8 @@ class Pair:
     """Whether records besides the losses show that both runs update parameters, and in the same way."""
     compiled_alone: bool = False
     """Whether torch.compile compiles code of a user's graphed run, and none of the eager one."""
+    host_waits: tuple[float, float] | None = None
+    """How often the host waits for the device in a traced step of rank 0, eager and graphed; None if a run did not record it."""
 
     @property
     def comparable(self) -> bool:
@@ -121,11 +123,17 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
         None if exact and not exact.passes else _doubt(before, after, baseline, spec),
         learns=both_update(before, after, has_clean_checks(after, spec)),
         compiled_alone=_is_compiled(after) and not _is_compiled(before),
+        host_waits=_host_waits(before, after),
     )
 
 
 def _is_compiled(attempt: Attempt) -> bool:
     return any(stats.compiled for stats in attempt.proofs.values())
+
+
+def _host_waits(eager: Attempt, graphed: Attempt) -> tuple[float, float] | None:
+    before, after = (one.probes[0].waits if 0 in one.probes else None for one in (eager, graphed))
+    return None if before is None or after is None else (before, after)
 
 
 def _doubt(eager: Attempt, graphed: Attempt, baseline: EagerBaseline, spec: RunSpec) -> Verdict | None:

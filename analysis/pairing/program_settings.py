@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from analysis.curves.curve import curve_of_record
+from analysis.pairing.precapture_check import START_ALIKE
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt
 from analysis.verdict.completeness import Curves
@@ -30,6 +31,14 @@ _FLAGS_OF = {
         "parameters": "dtype|precision|fp|bf|half",
         "mixed_precision": "amp|autocast|dtype|precision|fp|bf|half",
         "data_loaders": "batch|workers|pin|loader",
+        "clipping": "clip|grad|norm",
+        "recomputation": "checkpoint|ckpt|recompute|activation",
+        "backward_passes": "batch|micro|accum|grad",
+        "gradient_sync": "sync|accum|micro",
+        "weights": "seed|init|load|weight",
+        "modules": "drop|eval|train",
+        "data_parallel": "ddp|bucket|unused|static|broadcast|parallel",
+        "trained": "freeze|frozen|train|lora|adapter|channels",
     }.items()
 }
 """What the observer sees of a program's settings, with names of flags that set it: ``wrap --allow-difference lr``."""
@@ -58,7 +67,13 @@ def _is_unknown_or_set(difference: str, margins: Margins) -> bool:
 def refuse(differing: Sequence[str]) -> Verdict:
     """Return INCOMPARABLE for settings that differ: "name: value (eager), value (graphed)"."""
     name = differing[0].partition(":")[0]
-    equal = "run the sweep again with one version of the code" if name.startswith("code.") else "make both sides equal"
+    equal = (
+        "run the sweep again with one version of the code"
+        if name.startswith("code.")
+        else START_ALIKE
+        if name == "choices.weights"
+        else "make both sides equal"
+    )
     fix = f"{equal}, or allow it by name: wrap --allow-difference {name}, equivalence.allow_differences in a recipe"
     return Verdict("INCOMPARABLE", f"the runs differ in more than their graph settings: {'; '.join(differing)}", fix)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import textwrap
@@ -27,6 +28,9 @@ from launch.contract.spec import RunSpec
 
 MAXIMUM_NAMES = 3
 """The number of cells that a sentence names before it counts the rest."""
+MORE_WAITS = 0.5
+"""How many more waits a step eager runs must have than graphed ones to be named. One at the end of each of three traced steps is
+counted in two of them."""
 MESSAGE_LENGTH = 200
 """The most characters of a failed run's message in a sentence."""
 BOTTLENECKS: dict[Bound, str] = {
@@ -92,6 +96,7 @@ def _notes(
     yield _graph_words(ran)
     yield _compiled_alone(ran)
     yield _other_kernels(ran)
+    yield _eager_waits(ran)
     yield from (_bad_news(ran, *problem) for problem in PROBLEMS)
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
@@ -222,6 +227,30 @@ def _other_kernels(ran: Sequence[CellResult]) -> str:
     return (
         f"**Other kernels in graphed runs**: {first_names(names, MAXIMUM_NAMES)}. Graphs run the same kernels as eager code, so "
         "another setting, such as another optimizer, precision or recomputation, explains that part of the speed-up: make both sides "
+        "equal."
+    )
+
+
+def _eager_waits(ran: Sequence[CellResult]) -> str:
+    """Name the cells of a user's program whose host waits for the GPU more often in eager runs, in each pair."""
+    own = [result for result in ran if result.spec.engine == "command" and result.on_gpu and result.passes]
+    pairs = [(result, [pair.host_waits or (0.0, 0.0) for pair in result.pairs]) for result in own]
+    found = [
+        (result, min(eager for eager, _ in waits), max(graphed for _, graphed in waits))
+        for result, waits in pairs
+        if waits
+    ]
+    # Waits after the last launch of the traced steps are not counted.
+    names = [
+        f"{called(result)} ({math.ceil(eager)} a step, {math.ceil(graphed)} in graphed runs)"
+        for result, eager, graphed in found
+        if eager >= graphed + MORE_WAITS
+    ]
+    if not names:
+        return ""
+    return (
+        f"**More waits for the GPU in eager runs**: {first_names(names, MAXIMUM_NAMES)}. No code that waits can be captured, so the two "
+        "sides run other code, such as a `loss.item()` in eager steps alone, and that explains part of the speed-up: make both sides "
         "equal."
     )
 

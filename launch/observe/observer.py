@@ -131,6 +131,9 @@ class Observer:
     ) -> None:
         is_outermost = self._stepping[:1] == [id(optimizer)]
         self._leave_optimizer(optimizer)
+        if is_outermost and not self.graphs.capturing:
+            closure = _has_closure(arguments, named)
+            self.used.end_step(id(optimizer), self.graphs.captures, closure=closure)
         if is_outermost and not (self._steps.announced or self._is_idle()):
             if _has_closure(arguments, named):
                 self._say_gradients(optimizer)
@@ -167,6 +170,12 @@ class Observer:
         phases = self._steps.phases
         if self._graphed and phases.phase in ("warmup", "settle"):
             self._rank.recorder.enter("capture", phases.steps)
+
+    def take_clipping(self, norm: Any, max_norm: Any, norm_type: Any) -> None:
+        """Take the norm of the gradients before they are clipped."""
+        if not self._timed:
+            self.used.say_clipping(max_norm, norm_type)
+        self.take_own("grad_norm", norm)
 
     def take_own(self, metric: Metric, value: Any, *, to_sum: bool = False) -> None:
         """Take what one of the program's own functions returned for the current step, or for a micro-batch of it (``to_sum``).

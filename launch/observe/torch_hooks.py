@@ -26,10 +26,10 @@ def install(torch: ModuleType, observer: Observer) -> None:
     after_import("torch.amp.grad_scaler", lambda module: _hook_scaler(module.GradScaler, observer))
     observer.used.hook_autocast(torch)
     after_import("torch.utils.data.dataloader", lambda module: observer.used.hook_loaders(module.DataLoader))
-    clipping = sys.modules["torch.nn.utils.clip_grad"]
-    clip = clipping.clip_grad_norm_
-    seen = _after(clip, _untraced(lambda norm, *_: observer.take_own("grad_norm", norm)))
-    clipping.clip_grad_norm_ = torch.nn.utils.clip_grad_norm_ = seen  # type: ignore[attr-defined]
+    observer.used.hook_backward(torch.autograd)
+    after_import("torch.nn.parallel.distributed", observer.used.hook_sync)
+    after_import("torch.utils.checkpoint", observer.used.hook_checkpoints)
+    _hook_clipping(torch, observer)
     after_import("torch.utils.tensorboard.writer", lambda module: _hook_writer(torch, module.SummaryWriter, observer))
     after_import("transformers.trainer", lambda module: _hook_trainer(module.Trainer, observer))
     for package in ("lightning.pytorch", "pytorch_lightning"):
@@ -90,6 +90,19 @@ def _hook_scaler(scaler: Any, observer: Observer) -> None:
         return step(self, *arguments, **named)
 
     scaler.step = first
+
+
+def _hook_clipping(torch: ModuleType, observer: Observer) -> None:
+    clipping, tell = sys.modules["torch.nn.utils.clip_grad"], _untraced(observer.take_clipping)
+    clip = clipping.clip_grad_norm_
+
+    @functools.wraps(clip)
+    def clip_grad_norm_(parameters: Any, max_norm: Any, norm_type: Any = 2.0, *arguments: Any, **named: Any) -> Any:
+        norm = clip(parameters, max_norm, norm_type, *arguments, **named)
+        tell(norm, max_norm, norm_type)
+        return norm
+
+    clipping.clip_grad_norm_ = torch.nn.utils.clip_grad_norm_ = clip_grad_norm_  # type: ignore[attr-defined]
 
 
 def _after(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:

@@ -29,6 +29,8 @@ class Probe:
     busy_ms: Amount
     computing_ms: Amount
     host_ms: Amount | None
+    waits: Amount | None = None
+    """How often the host waits for the device between the first and the last launch. Older records lack it."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
-"""Describe the settings of PyTorch that change its kernels in the whole process, and so numbers and speed."""
+"""Describe the settings of PyTorch and Python that hold in the whole process and change numbers or speed."""
 
 from __future__ import annotations
 
+import gc
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 
@@ -36,7 +38,13 @@ _SETTINGS: Mapping[str, Callable[[], object]] = {
     "cudnn_enabled": lambda: torch.backends.cudnn.enabled,
     "float16_reductions": lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
     "bfloat16_reductions": lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    "seed": torch.initial_seed,
+    "default_dtype": torch.get_default_dtype,
+    "blas": lambda: torch.backends.cuda.preferred_blas_library(),
     "threads": torch.get_num_threads,
+    "garbage_collection": gc.isenabled,
+    "python_flags": lambda: f"optimize {sys.flags.optimize}, dev_mode {sys.flags.dev_mode}",
+    "python_tracing": lambda: (sys.gettrace() or sys.getprofile()) is not None,
     "profiler": torch.autograd._profiler_enabled,
 }
 

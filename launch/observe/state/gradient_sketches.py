@@ -44,6 +44,16 @@ def sketch(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[G
     return [GradientSketch(name, row[0], tuple(row[1:])) for name, row in finite]
 
 
+def describe_weights(parameters: Sequence[torch.Tensor]) -> str:
+    """Return the norm of all ``parameters`` and their projections, as shares of it, in few digits. The host waits once."""
+    if not parameters:
+        return ""
+    rows = torch.stack([sketch_values(one, place) for place, one in enumerate(parameters)])
+    norm, projections = rows[:, 0].norm(), rows[:, 1:].sum(dim=0)
+    shares = (projections / norm.clamp_min(torch.finfo(norm.dtype).tiny)).tolist()
+    return f"norm {norm.item():.4g}, projections {'/'.join(f'{share:.3f}' for share in shares)}"
+
+
 def sketch_values(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     """Return the norm and the projections, shape (1 + PROJECTIONS,). The program's own random numbers do not change."""
     flat = own_part(tensor.detach()).reshape(-1)

@@ -11,7 +11,8 @@ import torch
 from launch.common.text import first_names
 from launch.contract.records.gradient_sketch import GradientSketch
 from launch.contract.spec_ids import digest
-from launch.observe.state.gradient_sketches import gradient_of, own_part, parameter_names, sketch
+from launch.observe.state.gradient_sketches import describe_weights, gradient_of, own_part, parameter_names, sketch
+from launch.observe.state.model_settings import model_settings
 from launch.observe.state.other_state import OtherState
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.parameter_digest import digest_parameters
@@ -33,29 +34,47 @@ class Optimizers:
         """The number of steps before it."""
         self._begun: str | None = None
         """The settings with which the optimizers of the first step begin."""
+        self._weights: dict[int, str] = {}
+        """The parameters with which each optimizer of the first step begins, by its id."""
+        self._models: dict[str, str] = {}
+        """The settings of the modules after the first step."""
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         self.seen[id(optimizer)] = optimizer
 
     def note_settings(self) -> None:
-        """Note the settings with which the optimizers begin, after the first step, before a schedule changes them."""
+        """Note the settings with which the optimizers begin, after the first step, before a schedule changes them.
+
+        The modules then still train, and are not evaluated.
+        """
         if self._begun is None:
+            self._models = model_settings([*_parameters(self.seen.values())])
             groups = (group for optimizer in self.seen.values() for group in optimizer.param_groups)
             self._begun = _each_once(map(_describe_group, groups))
 
     def describe(self) -> dict[str, str]:
-        """Return the settings with which the optimizers of the first step begin, and of all so far the kinds and the types of
-        parameters. What is unknown is left out.
+        """Return the settings with which optimizers and modules of the first step begin, and of all optimizers so far the kinds and the
+        types of parameters. What is unknown is left out.
         """
         kinds = _each_once(_kind(one, group) for one in self.seen.values() for group in one.param_groups)
         types = _each_once(sorted({str(one.dtype) for one in _parameters(self.seen.values())}))
-        found = {"optimizers": self._begun, "optimizer_kinds": kinds, "parameters": types}
+        weights = _each_once(self._weights.values())
+        found = {
+            "optimizers": self._begun,
+            "optimizer_kinds": kinds,
+            "parameters": types,
+            "weights": weights,
+            **self._models,
+        }
         return {name: text for name, text in found.items() if text}
 
     def sketch(self, optimizer: torch.optim.Optimizer) -> tuple[GradientSketch, ...]:
-        """Return sketches of the gradients of ``optimizer``. The host waits."""
+        """Return sketches of the gradients of ``optimizer``, before its step. The host waits."""
         self._name(_parameters([optimizer]))
-        return tuple(sketch(optimizer, self._names))
+        gradients = tuple(sketch(optimizer, self._names))
+        if self._begun is None and id(optimizer) not in self._weights:
+            self._weights[id(optimizer)] = describe_weights([*_parameters([optimizer])])
+        return gradients
 
     def _name(self, parameters: Iterable[torch.Tensor]) -> None:
         if unnamed := [one for one in parameters if id(one) not in self._names]:

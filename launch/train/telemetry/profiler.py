@@ -90,7 +90,7 @@ def _host_milliseconds(step: Callable[[torch.Tensor], object], batch: torch.Tens
     return taken
 
 
-def summarise(events: Iterable[Any], steps: int, host_ms: float | None) -> Probed:
+def summarise(events: Sequence[Any], steps: int, host_ms: float | None) -> Probed:
     """Return the means over ``steps`` traced steps. ``host_ms`` is the host's time to enqueue one, if it is known."""
     launches = 0
     kernels: list[tuple[str, int]] = []
@@ -111,5 +111,6 @@ def summarise(events: Iterable[Any], steps: int, host_ms: float | None) -> Probe
         busy_ms=merged_duration(chain(computing, communicating)) / steps / 1e6,
         computing_ms=merged_duration(computing) / steps / 1e6,
         host_ms=host_ms,
+        waits=host_syncs(calls_of(events)) / steps,
     )
     return Probed(found, kernels_of(kernels, steps))

@@ -20,7 +20,7 @@ from launch.train.telemetry import memory
 
 SETTING_PREFIXES = (
     "NCCL_", "NVTE_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "GLOO_",
-    "UCX_", "MALLOC_", "LD_PRELOAD",
+    "UCX_", "MALLOC_", "PYTHONMALLOC", "NVIDIA_TF32_OVERRIDE", "LD_PRELOAD",
 )  # fmt: skip
 """Variables of graphs and of folders for compiled code are left out, as TORCHDYNAMO_DISABLE and TORCHINDUCTOR_CACHE_DIR, which
 PyTorch sets itself when it compiles."""

@@ -93,6 +93,33 @@ def test_kernels_that_take_less_time_are_no_gain_of_graphs(
     assert (said in report.summary) is named, report.summary
 
 
+@pytest.mark.parametrize(
+    ("eager", "graphed", "named"),
+    [
+        (3.0, 1.0, "3 a step, 1"),
+        (0.67, 0.0, "1 a step, 0"),
+        (0.34, 0.0, ""),
+        (1.0, 1.0, ""),
+        (1.0, 3.0, ""),
+        (1.0, None, ""),
+    ],
+)
+def test_waits_of_eager_runs_alone_are_no_gain_of_graphs(
+    tmp_path: Path, eager: float, graphed: float | None, named: str
+) -> None:
+    def probe(run: records.AttemptRecord) -> None:
+        waits = graphed if run.spec.graphed else eager
+        for event in run.events[0]:
+            if event["kind"] == "probe" and "probe" in event:
+                event["probe"] |= {"waits": waits} if waits is not None else {}
+
+    report = write_report(
+        records.write_sweep(tmp_path / "mine", impls=("transformer_engine",), device="cuda", edit=probe)
+    )
+    assert ("**More waits for the GPU in eager runs**" in report.summary) is bool(named), report.summary
+    assert f"A1 ({named} in graphed runs)." in report.summary or not named
+
+
 @pytest.mark.parametrize("allowed", [(), ("settings.NCCL",), ("settings.NCCL_ALGO",), ("settings", "packages")])
 @pytest.mark.parametrize("place", ["settings.NCCL_ALGO", "packages.apex", "code.changes", "torch.cudnn_benchmark"])
 def test_a_difference_beside_graph_settings_counts_unless_it_is_allowed_by_name(
@@ -221,6 +248,19 @@ def test_another_learning_rate_is_no_graph_setting(
         ("mixed_precision", ("none", "autocast cuda bfloat16"), "", "INCOMPARABLE"),
         ("mixed_precision", ("none", "autocast cuda bfloat16"), "bf16", "BITWISE"),
         ("data_loaders", ("num_workers 0", "num_workers 4"), "", "INCOMPARABLE"),
+        ("clipping", ("max_norm 1", "max_norm 0.3"), "", "INCOMPARABLE"),
+        ("clipping", ("max_norm 1", "max_norm 0.3"), "clip-grad", "BITWISE"),
+        ("recomputation", ("checkpoints", "none"), "", "INCOMPARABLE"),
+        ("recomputation", ("checkpoints", ""), "", "BITWISE"),
+        ("backward_passes", ("1", "4"), "", "INCOMPARABLE"),
+        ("backward_passes", ("1", "4"), "micro-batch-size", "BITWISE"),
+        ("backward_passes", ("1", ""), "", "BITWISE"),
+        ("modules", ("training", "1 of 1 module in evaluation mode"), "", "INCOMPARABLE"),
+        ("data_parallel", ("bucket_bytes_cap 1", "bucket_bytes_cap 2"), "", "INCOMPARABLE"),
+        ("weights", ("norm 1", "norm 2"), "", "INCOMPARABLE"),
+        ("weights", ("norm 1", "norm 2"), "seed", "BITWISE"),
+        ("gradient_sync", ("each backward pass", "without some"), "", "INCOMPARABLE"),
+        ("trained", ("10 numbers", "8 numbers"), "", "INCOMPARABLE"),
         ("data_loaders", ("num_workers 0", "num_workers 4"), "num-workers", "BITWISE"),
         ("data_loaders", ("num_workers 0", "num_workers 4"), "choices.data_loaders", "BITWISE"),
     ],

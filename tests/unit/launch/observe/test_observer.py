@@ -260,11 +260,52 @@ SETTINGS = {
     "types": (("Linear(4, 2)", "Linear(4, 2, dtype=torch.float64)"), {"parameters": "torch.float64"}),
     "autocast": (("optimizer = ", IN_BFLOAT16), {"mixed_precision": "autocast cpu bfloat16"}),
     "no autocast": (("optimizer = ", IN_BFLOAT16.replace("torch.bfloat16)", "enabled=False)")), {}),
+    "a clipped norm": (
+        ("    optimizer", "    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.3)\n    optimizer"),
+        {"clipping": "max_norm 0.3"},
+    ),
+    "only a norm": (
+        ("    optimizer", "    torch.nn.utils.clip_grad_norm_(model.parameters(), float('inf'))\n    optimizer"),
+        {},
+    ),
+    "two micro-batches": (
+        ("    loss.backward", "    loss.backward(retain_graph=True)\n    loss.backward"),
+        {"backward_passes": "2"},
+    ),
+    "a warm-up": (("for number", "model(data[0]).sum().backward()\nfor number"), {}),
+    "evaluation": (
+        ("run = ", "model.eval()\nmodel.bias.requires_grad_(False)\nrun = "),
+        {"modules": "1 of 1 module in evaluation mode", "trained": "10 numbers, 2 of them frozen"},
+    ),
+    "dropout": (
+        ("run = ", "dropout = torch.nn.Dropout(0.2)\nrun = "),
+        {"modules": "training, dropout 0.2"},
+    ),
+    "buckets": (
+        (
+            "optimizer = ",
+            "torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)\n"
+            "shared = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)\n"
+            "with shared.no_sync(): pass\noptimizer = ",
+        ),
+        {
+            "data_parallel": "bucket_bytes_cap 1048576, gradient_as_bucket_view False, find_unused_parameters False, "
+            "static_graph False, broadcast_buffers True",
+            "gradient_sync": "without some backward passes (no_sync)",
+        },
+    ),
     "a data loader": (
         ("enumerate(data)", "enumerate(torch.utils.data.DataLoader(data, batch_size=None, pin_memory=False))"),
         {"data_loaders": "num_workers 0, pin_memory False"},
     ),
 }
+
+
+USUAL = {
+    "optimizer_kinds": "SGD", "parameters": "torch.float32", "mixed_precision": "none", "data_loaders": "none", "clipping": "none",
+    "backward_passes": "1", "modules": "training", "data_parallel": "none", "trained": "10 numbers",
+    "gradient_sync": "each backward pass",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("graphed", [False, True])
@@ -276,15 +317,41 @@ def test_what_a_program_uses_in_its_first_steps_is_recorded(tmp_path: Path, name
     seen = observe(tmp_path, program.replace(*edit) if edit else program, spec_of(graphed=graphed))
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
     (choices,) = seen.events("choices")
-    names = ("optimizer_kinds", "parameters", "mixed_precision", "data_loaders")
-    usual = dict(zip(names, ("SGD", "torch.float32", "none", "none"), strict=True))
-    assert {one: choices["choices"][one] for one in names} == usual | expected
+    assert {one: choices["choices"][one] for one in USUAL} == USUAL | expected
+    # Compiled code recomputes without calling a function of torch.utils.checkpoint.
+    assert choices["choices"].get("recomputation") == (None if graphed else "none")
+
+
+def test_activations_that_are_computed_again_are_recorded(tmp_path: Path) -> None:
+    for reentrant in (False, True):
+        again = f"torch.utils.checkpoint.checkpoint(model, batch.requires_grad_(), use_reentrant={reentrant})"
+        program = f"import torch.utils.checkpoint{PROGRAM.replace('run(batch)', again)}"
+        (choices,) = observe(tmp_path / str(reentrant), program, spec_of()).events("choices")
+        assert choices["choices"]["recomputation"] == "checkpoints"
+        # In a backward pass, the reentrant one starts another for each part.
+        assert choices["choices"]["backward_passes"] == str(1 + reentrant)
+
+
+def test_the_weights_with_which_a_program_begins_are_recorded(tmp_path: Path) -> None:
+    edits = (
+        ("lr=0.1)", "lr=0.3)"),
+        ("optimizer = ", "torch.rand(1)\noptimizer = "),
+        ("model = ", "torch.rand(1)\nmodel = "),
+    )
+    first, *others = (
+        observe(tmp_path / str(place), program, spec_of()).events("choices")[0]["choices"]["weights"]
+        for place, program in enumerate([PROGRAM, *(PROGRAM.replace(*edit) for edit in edits)])
+    )
+    assert re.fullmatch(r"norm \d\.\d+, projections (-?\d\.\d{3}/?){4}", first), first
+    assert [one == first for one in others] == [True, True, False], "only other weights count"
 
 
 def test_settings_that_change_after_the_first_step_are_recorded(tmp_path: Path) -> None:
-    program = PROGRAM.replace("    print", "    torch.backends.cudnn.benchmark |= number > 2\n    print")
-    (_, at_end) = observe(tmp_path, program, spec_of()).events("choices")
-    assert at_end["choices"] == {"torch_at_end": "cudnn_benchmark True"}
+    program = PROGRAM.replace(
+        "    print", "    if number > 2: torch.backends.cudnn.benchmark = True; gc.disable()\n    print"
+    )
+    (_, at_end) = observe(tmp_path, f"import gc{program}", spec_of()).events("choices")
+    assert at_end["choices"] == {"torch_at_end": "cudnn_benchmark True, garbage_collection False"}
 
 
 def test_a_compiled_program_shows_in_which_step_it_compiled(tmp_path: Path) -> None:
