@@ -833,8 +833,11 @@ def out_of_memory(place: tuple[type, str], passes: int, step: type = TorchNative
 
 @pytest.mark.parametrize(("ranks", "needed"), [(1, 40), (2, 55)])
 def test_several_ranks_count_what_the_allocator_lost_between_blocks(ranks: int, needed: int) -> None:
-    read = {"memory_allocated": 60, "max_memory_allocated": 100, "max_memory_reserved": 115}
-    with mock.patch.multiple(torch.cuda, **{name: lambda _, size=size: size for name, size in read.items()}):
+    with (
+        mock.patch("torch.cuda.memory_allocated", lambda _: 60),
+        mock.patch("torch.cuda.max_memory_allocated", lambda _: 100),
+        mock.patch("torch.cuda.max_memory_reserved", lambda _: 115),
+    ):
         assert check_memory.eager_step_bytes(torch.device("cuda", 0), ranks) == needed
     assert check_memory.eager_step_bytes(CPU, ranks) == 0
 
