@@ -45,7 +45,8 @@ def attempts_to_begin(
         # Its supervisor begins a skipped run if those on which it depends fail no more.
         chosen = own.intersection(bundle.run_ids)
         chosen |= {run_id for run_id in skipped if not again.isdisjoint(_decisive(cells[run_id], plan))}
-        wanted = _with_partners(bundle, cells, chosen) - (skipped - chosen)
+        wanted = _with_partners(bundle, cells, chosen)
+        wanted -= {r for r in skipped - chosen if not _awaits_eager(cells[r], plan, states, wanted)}
         if policy == "infrastructure":
             # A run that failed by its own fault is not retried unasked, even with a partner: a success would hide the failure.
             wanted -= {r for r in wanted if states[r].ended_by_itself and not states[r].has_results}
@@ -69,6 +70,12 @@ def _decisive(cell: Cell, plan: Plan) -> set[str]:
     """Return the cells whose failures may spare ``cell`` its runs."""
     others = plan.precedents.get(cell.cell_id, Precedents())
     return {cell.cell_id, others.eager, *others.same_command}
+
+
+def _awaits_eager(cell: Cell, plan: Plan, states: Mapping[str, RunState], wanted: set[str]) -> bool:
+    """Return whether a run of ``cell`` was skipped because its eager baseline failed, and that may succeed in ``wanted``."""
+    eager = plan.precedents.get(cell.cell_id, Precedents()).eager
+    return bool(eager) and states[f"{eager}-r0"].failed and not wanted.isdisjoint({f"{eager}-r0", f"{eager}-r1"})
 
 
 def _may_begin(state: RunState, policy: Policy) -> bool:

@@ -68,6 +68,7 @@ ORDERS: list[tuple[str, str, str, str]] = [
     ("+n!+", "", "xx", "xxxx"),
     ("+!s+", "", "", "xxxx"),
     ("+!si", "", "   x", "xxxx"),
+    ("!+si", "", "  xx", "xxxx"),  # The graphed run waits for this eager run, since the other lacked memory.
     ("++s+", "", "", ""),  # Its failure was expected.
     ("!sss", "", "", "xxxx"),  # The graphed runs were skipped because of their eager baseline.
 ]
