@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from itertools import dropwhile
+from itertools import dropwhile, pairwise
 from pathlib import PurePath
 
 from launch.common.flag_difference import read_flags
@@ -95,7 +95,7 @@ def script_of(words: Sequence[str]) -> str:
         return script_of(words[1:])
     if not _LAUNCHER.fullmatch(PurePath(program).name):
         return program if "/" in program else ""
-    for word, following in zip(words[1:], (*words[2:], ""), strict=True):
+    for word, following in pairwise((*words[1:], "")):
         if _NO_SCRIPT.match(f"{word} {following}"):
             return ""
         if word.endswith((".py", ".sh")) and " " not in word:

@@ -49,7 +49,7 @@ def _missing_program(spec: RunSpec, runs_here: bool) -> Iterator[Problem]:
     """Yield what the program of ``spec`` lacks. A job may have another PATH than this host."""
     words = command_words(spec, {})
     folder, script, program = Path(spec.command.workdir), script_of(words), words[0]
-    found = shutil.which(folder / program if "/" in program else program, path=spec.environment.get("PATH"))
+    found = shutil.which(folder / program if "/" in program else program, path=_folders(spec, "PATH", os.defpath))
     if not folder.is_dir():
         yield Problem(
             f"command.workdir = {folder}", "no such folder on this host", "name the folder in which command.run starts"
@@ -68,15 +68,21 @@ def _missing_program(spec: RunSpec, runs_here: bool) -> Iterator[Problem]:
 
 def _is_ours(program: str, found: str | None) -> bool:
     """Return whether ``program`` is of the Python environment of this process. Others have other packages."""
-    return program == "{python}" or (found is not None and Path(found).parent == Path(sys.executable).parent)
+    own, other = Path(sys.executable), Path(found or "")
+    return program == "{python}" or (own.parent, own.resolve()) == (other.parent, other.resolve())
 
 
 def _has_package(module: str, spec: RunSpec) -> bool:
     """Return whether this environment, the program's folder or its PYTHONPATH has the package of ``module``."""
     package = module.partition(".")[0]
-    paths = spec.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")).split(os.pathsep)
-    own = [str(Path(spec.command.workdir) / path) for path in (".", *paths)]
+    own = [spec.command.workdir, *_folders(spec, "PYTHONPATH").split(os.pathsep)]
     return not package.isidentifier() or bool(PathFinder.find_spec(package, own) or find_spec(package))
+
+
+def _folders(spec: RunSpec, variable: str, default: str = "") -> str:
+    """Return the folders in ``variable`` of the program, which starts in its working folder."""
+    folders = spec.environment.get(variable, os.environ.get(variable, default)).split(os.pathsep)
+    return os.pathsep.join(str(Path(spec.command.workdir) / folder) for folder in folders)
 
 
 def _open_data(spec: RunSpec) -> None:

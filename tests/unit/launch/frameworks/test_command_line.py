@@ -156,6 +156,7 @@ SCRIPTS = {
     "python -m package --config c.py": "",
     "bash -lc 'cd there && python a.py'": "",
     "env X=1 own --out b.py": "",
+    "torchrun": "",
 }
 
 

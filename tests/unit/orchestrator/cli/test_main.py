@@ -372,6 +372,23 @@ def test_a_module_that_this_interpreter_lacks_is_refused_before_a_run(
         assert (said in capsys.readouterr().err) == bool(code)
 
 
+def test_a_program_is_looked_for_where_it_starts(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "train"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    for folder, code in ((str(tmp_path), 0), (str(ROOT), 1)):
+        words = [f"command.workdir={folder}", "command.run=train", "environment.PATH=bin:/usr/bin"]
+        assert main(["plan", SCRIPT, *words]) == code
+
+
+def test_another_python_beside_this_one_may_have_other_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("python3.11", "python3.12"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python3.12"))
+    for name, code in (("python3.11", 0), ("python3.12", 1)):
+        assert main(["plan", SCRIPT, f"command.run={name} -m trainn.x", f"environment.PATH={tmp_path}"]) == code
+
+
 def test_a_pasted_number_of_steps_is_warned_of_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
     recipe, pasted = ROOT / "recipes" / "megatron_lm_moe.yaml", "command.run=torchrun t.py --train-iters 500000"
     assert main(["plan", str(recipe), pasted, "--cluster", "example"]) == 0
