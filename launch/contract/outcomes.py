@@ -61,8 +61,6 @@ OUT_OF_MEMORY_IN_CHECK = "OOM_STEP_CHECK"
 """The failure class of a run in which only a step check lacked memory. Its supervisor begins it again without checks."""
 _ENDED_FROM_OUTSIDE = ("SUPERVISOR", "SIGKILL")
 """Failure classes of FAILED runs that somebody else may have ended."""
-_COMMAND_FAILURES = ("NO_PROGRAM", "OPTIONS")
-"""Failure classes that no number in the command changes."""
 _NO_NODE_AT_FAULT = {"PREEMPTED", "DISK_FULL", "JOB_GONE"}
 """Infrastructure outcomes and failure classes that other nodes would not avoid."""
 
@@ -142,8 +140,8 @@ class Outcome:
 
     @property
     def is_command_failure(self) -> bool:
-        """Whether every run whose command differs in numbers alone fails alike."""
-        return self.failure_class in _COMMAND_FAILURES
+        """Whether every run whose command differs in numbers alone fails alike. A node may lack a program that others have."""
+        return self.failure_class == "OPTIONS" or (self.failure_class == "NO_PROGRAM" and not self.node)
 
     @property
     def lacked_gpu_memory(self) -> bool:

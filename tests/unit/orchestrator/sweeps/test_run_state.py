@@ -542,15 +542,24 @@ def test_a_cell_that_should_fail_spares_no_run_and_is_spared_none(sweep: Sweep, 
     assert sweep.states() == ["ENVIRONMENT", "PLANNED", "PLANNED", "SKIPPED"]
 
 
-@pytest.mark.parametrize(("name", "skipped"), [("OPTIONS", True), ("NO_PROGRAM", True), ("IMPORT", False)])
+@pytest.mark.parametrize(
+    ("name", "node", "skipped"),
+    [
+        ("OPTIONS", "", True),
+        ("OPTIONS", "node1", True),
+        ("NO_PROGRAM", "", True),
+        ("NO_PROGRAM", "node1", False),  # other nodes may have the program
+        ("IMPORT", "", False),
+    ],
+)
 def test_what_a_command_fails_by_whatever_its_numbers_are_fails_in_other_cells_too(
-    sweep: Sweep, name: str, skipped: bool
+    sweep: Sweep, name: str, node: str, skipped: bool
 ) -> None:
     run, precedents = sweep.run_ids[1], {sweep.plan.cells[1].cell_id: Precedents(same_command=("other",))}
     assert not why_skipped(sweep.paths, run, {}, precedents), "the other cell has not begun"
     attempt = sweep.paths.run("other-r0").attempt(1)
     attempt.root.mkdir(parents=True)
-    record = Outcome("CONFIG", "init", "a", 1.0, 2.0, failure_class=name, repeats_alike=True)
+    record = Outcome("CONFIG", "init", "a", 1.0, 2.0, failure_class=name, repeats_alike=True, node=node)
     write_json(attempt.outcome, outcome_to_json(attempt, record))
     assert bool(why_skipped(sweep.paths, run, {}, precedents)) == skipped
     assert not why_skipped(sweep.paths, run, {"other-r0": 2}, precedents), "its attempt that is ordered may succeed"
