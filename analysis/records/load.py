@@ -7,7 +7,7 @@ refuse the run by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -96,28 +96,30 @@ def without_runs(plan: Plan, run_ids: Set[str]) -> Plan:
 
 def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
     """Load the records of the cells of ``plan``."""
-    cells = [cell for cell in plan.cells if cell.state == "run"]
-    skipped = {cell.cell_id: _skipped(sweep, cell, plan) for cell in cells}
-    runs = {cell.cell_id: _load_cell(sweep, cell, plan, skipped[cell.cell_id].keys()) for cell in cells}
-    return Records(plan, name_edits(name_copies(runs)), skipped)
+    cells = {cell.cell_id: cell for cell in plan.cells if cell.state == "run"}
+    runs = {cell_id: _load_cell(sweep, cell) for cell_id, cell in cells.items()}
+    skipped = {cell_id: _skipped(sweep, of_cell, plan) for cell_id, of_cell in runs.items()}
+    wanted = {cell_id: _wanted(of_cell, skipped[cell_id].keys(), plan) for cell_id, of_cell in runs.items()}
+    return Records(plan, name_edits(name_copies(wanted)), skipped)
 
 
-def _skipped(sweep: SweepPaths, cell: Cell, plan: Plan) -> dict[int, str]:
-    """Return why repeats of ``cell`` were not begun, since they would have been in vain."""
-    reasons = enumerate(why_skipped(sweep, run_id, {}, plan.precedents) for run_id in cell.repeat_ids)
+def _load_cell(sweep: SweepPaths, cell: Cell) -> tuple[Run, ...]:
+    runs = (load_run(sweep.run(run_id), run_id, repeat, cell.run_spec) for repeat, run_id in enumerate(cell.run_ids))
+    return tuple(replace(run, perturbed=run.run_id not in cell.repeat_ids) for run in runs)
+
+
+def _skipped(sweep: SweepPaths, runs: Sequence[Run], plan: Plan) -> dict[int, str]:
+    """Return why ``runs`` of a cell were not begun, since they would have been in vain, by the repeat."""
+    reasons = ((run.repeat, why_skipped(sweep, run.run_id, {}, plan.precedents)) for run in runs if not run.begun)
     return {repeat: reason for repeat, reason in reasons if reason}
 
 
-def _load_cell(sweep: SweepPaths, cell: Cell, plan: Plan, skipped: Set[int]) -> tuple[Run, ...]:
-    """Load the runs of ``cell``, except those that did not begin and count for nothing.
+def _wanted(runs: Iterable[Run], skipped: Set[int], plan: Plan) -> tuple[Run, ...]:
+    """Return ``runs`` of a cell, except those that did not begin and count for nothing.
 
     These are the repeats in ``skipped``, and optional runs, which begin only if a verdict needs them.
     """
-    spec = cell.run_spec
-    wanted = ((repeat, run_id) for repeat, run_id in enumerate(cell.run_ids) if repeat not in skipped)
-    runs = (load_run(sweep.run(run_id), run_id, repeat, spec) for repeat, run_id in wanted)
-    begun = (run for run in runs if run.begun or run.run_id not in plan.runs_if_needed)
-    return tuple(replace(run, perturbed=run.run_id not in cell.repeat_ids) for run in begun)
+    return tuple(run for run in runs if run.begun or not (run.repeat in skipped or run.run_id in plan.runs_if_needed))
 
 
 def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:

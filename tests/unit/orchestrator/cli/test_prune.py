@@ -113,7 +113,7 @@ def test_only_old_sweeps_go_and_a_dry_run_deletes_nothing(store: Path, capsys: p
     assert prune(store, "--older-than", "30") == (0, [one, two])
     assert files(store) == set() and list(store.iterdir()) == []
     assert main(["prune", "--store", str(store)]) == 1
-    assert "say how old they must be" in capsys.readouterr().err
+    assert "give their least age in days" in capsys.readouterr().err
 
 
 def test_only_what_prune_took_out_of_the_store_is_a_leftover(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
