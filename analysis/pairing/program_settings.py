@@ -67,13 +67,10 @@ def _is_unknown_or_set(difference: str, margins: Margins) -> bool:
 def refuse(differing: Sequence[str]) -> Verdict:
     """Return INCOMPARABLE for settings that differ: "name: value (eager), value (graphed)"."""
     name = differing[0].partition(":")[0]
-    equal = (
-        "run the sweep again with one version of the code"
-        if name.startswith("code.")
-        else START_ALIKE
-        if name == "choices.weights"
-        else "make both sides equal"
-    )
+    if name.startswith("code."):
+        equal = "run the sweep again with one version of the code"
+    else:
+        equal = START_ALIKE if name == "choices.weights" else "make both sides equal"
     fix = f"{equal}, or allow it by name: wrap --allow-difference {name}, equivalence.allow_differences in a recipe"
     return Verdict("INCOMPARABLE", f"the runs differ in more than their graph settings: {'; '.join(differing)}", fix)
 

@@ -249,8 +249,8 @@ def _eager_waits(ran: Sequence[CellResult]) -> str:
     if not names:
         return ""
     return (
-        f"**More waits for the GPU in eager runs**: {first_names(names, MAXIMUM_NAMES)}. No code that waits can be captured, so the two "
-        "sides run other code, such as a `loss.item()` in eager steps alone, and that explains part of the speed-up: make both sides "
+        f"**More waits for the GPU in eager runs**: {first_names(names, MAXIMUM_NAMES)}. Code that waits cannot be captured, so the two "
+        "sides run other code, such as a `loss.item()` in eager steps alone. That may explain part of the speed-up: make both sides "
         "equal."
     )
 

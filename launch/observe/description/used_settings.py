@@ -133,13 +133,7 @@ def _traced(function: Callable[..., Any], tell: Callable[..., None]) -> Callable
 
 def _untraced(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
     """Return a wrapper of ``function`` that Dynamo calls and does not trace, while it traces what this calls as before."""
-
-    @functools.wraps(function)
-    def wrapped(*arguments: Any, **named: Any) -> Any:
-        result = function(*arguments, **named)
-        tell(*arguments, **named)
-        return result
-
+    wrapped = _traced(function, tell)
     skipped: Callable[..., Any] = sys.modules["torch._compile"]._disable_dynamo(wrapped, recursive=False)
     return skipped
 
