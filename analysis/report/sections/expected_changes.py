@@ -1,54 +1,44 @@
-"""How each metric changes from eager to graphed."""
+"""How each metric changes from eager to graphed: a row for each finding, with the cells for which it holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import UNCHANGED, how_to_read, percent_change, table
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.labels import layout_words, machine_words, model_words, precision_words
-from analysis.sweep.metric_changes import (
-    MEMORY_METRICS,
-    CellChange,
-    MemoryRisk,
-    MetricChange,
-    memory_risks,
-    metric_changes,
-)
-from launch.common.text import count, first_names, size
+from analysis.sweep.metric_changes import memory_risks, metric_changes
+from launch.common.grouped import grouped
+from launch.common.text import first_names, listed
 
-HEADER = ("metric", "graphs", "change", "conditions", "measured")
-NOTE = (
+HEADER = ("metric", "change", "graphs", "cells", "conditions")
+NOTES = (
     "Changes are from eager to graphed, over the cells whose loss verdict passes or is INCONCLUSIVE. A change below "
-    f"{UNCHANGED:.0%} counts as unchanged."
+    f"{UNCHANGED:.0%} counts as unchanged.",
+    "Sections Speed and Memory have the figures of each cell.",
 )
+MOST_NAMED = 12
+UNSURE = "unknown, since losses or the speed-up are INCONCLUSIVE"
 
 
 def render(report: ReportData) -> list[str]:
-    results = report.sweep.results
-    conditions = {result.cell.label: _conditions(result) for result in report.ran if result.cell.graphed}
-    on_gpu = any(result.on_gpu for result in results)
-    changes = [change for change in metric_changes(results) if on_gpu or change.metric != "model TFLOP/s/GPU"]
-    rows = [_change_row(change, conditions, on_gpu) for change in changes]
-    rows += [_risk_row(risk) for risk in memory_risks(results)] if on_gpu else []
-    return ["## Expected metric changes", table(HEADER, rows), *how_to_read(NOTE)] if rows else []
+    cells = {result.cell.label: result for result in report.ran}
+    rows = [_row(*finding, holds_for, cells) for finding, holds_for in grouped(_findings(report.sweep.results)).items()]
+    return ["## Expected metric changes", table(HEADER, rows), *how_to_read(*NOTES)] if rows else []
 
 
-def _conditions(result: CellResult) -> str:
-    spec = result.spec
-    parts = (model_words(spec), layout_words(spec.parallelism), precision_words(spec), machine_words(result))
-    return ", ".join(filter(None, parts))
-
-
-def _change_row(change: MetricChange, conditions: Mapping[str, str], on_gpu: bool) -> list[str]:
-    return [
-        change.metric,
-        f"`{change.graphs}`",
-        _range(*change.span) if change.span else "unknown, since losses or the speed-up are INCONCLUSIVE",
-        first_names(list(dict.fromkeys(conditions[each.label] for each in change.changes))),
-        first_names([_measured(change, each, on_gpu) for each in change.changes]),
-    ]
+def _findings(results: Sequence[CellResult]) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """Yield each metric and its change, with the graphs and the label of a cell; "" if it holds for no cell."""
+    for change in metric_changes(results):
+        # The rate of a step only says its time again.
+        for each in change.changes if change.metric != "model TFLOP/s/GPU" else ():
+            text = _range(*change.span) if change.span and each.sure else UNSURE
+            yield (change.metric, text), (change.graphs, each.label)
+    for risk in memory_risks(results) if any(result.on_gpu for result in results) else ():
+        number = f"{len(risk.out_of_memory)} of {risk.fitting} cells" if risk.out_of_memory else "no cell"
+        for label in risk.out_of_memory or ("",):
+            yield ("out of memory", f"{number} with a fitting eager baseline"), (risk.graphs, label)
 
 
 def _range(least: float, most: float) -> str:
@@ -61,14 +51,15 @@ def _range(least: float, most: float) -> str:
     return f"{low} to {high}"
 
 
-def _measured(change: MetricChange, each: CellChange, on_gpu: bool) -> str:
-    if change.metric in MEMORY_METRICS:
-        return f"{size(round(each.eager))} to {size(round(each.graphed))}"
-    unit = "ms" if change.metric == "step time" else "TFLOP/s"
-    values = f"{each.eager:.4g} to {each.graphed:.4g} {unit}" if on_gpu else percent_change(each.relative)
-    return values if each.sure else f"{values} (INCONCLUSIVE)"
+def _row(metric: str, change: str, holds_for: Sequence[tuple[str, str]], cells: Mapping[str, CellResult]) -> list[str]:
+    graphs = dict.fromkeys(f"`{graphs}`" for graphs, _ in holds_for)
+    found = [cells[label] for _, label in holds_for if label]
+    conditions = dict.fromkeys(map(_conditions, found))
+    names = listed([result.name for result in found], MOST_NAMED)
+    return [metric, change, first_names([*graphs], MOST_NAMED), names, first_names([*conditions])]
 
 
-def _risk_row(risk: MemoryRisk) -> list[str]:
-    change = f"{len(risk.out_of_memory) or 'none'} of {count('cell', risk.fitting)} out of memory"
-    return ["out of memory", f"`{risk.graphs}`", change, "the eager baseline fits", first_names(risk.out_of_memory)]
+def _conditions(result: CellResult) -> str:
+    spec = result.spec
+    parts = (model_words(spec), layout_words(spec.parallelism), precision_words(spec), machine_words(result))
+    return ", ".join(filter(None, parts))

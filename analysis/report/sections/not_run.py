@@ -1,10 +1,14 @@
-"""Cells that did not run, with the reasons."""
+"""The reasons why cells did not run, each with its cells."""
 
 from __future__ import annotations
+
+from dataclasses import astuple
 
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import table
 from analysis.report.selection import MAXIMUM_ROWS
+from launch.common.grouped import grouped
+from launch.common.text import first_names
 from launch.contract.plan import CellState
 
 TITLES: dict[CellState, str] = {
@@ -18,17 +22,18 @@ def render(report: ReportData) -> list[str]:
 
 
 def _cells(report: ReportData, state: CellState, title: str) -> list[str]:
-    rows = [
-        (f"`{result.cell.label}`", reason.rule, reason.message, reason.remedy, reason.source)
+    found = grouped(
+        (reason, f"`{result.cell.label}`")
         for result in report.sweep.results
         if result.cell.state == state
         for reason in result.cell.reasons
-    ]
-    if not rows:
+    )
+    if not found:
         return []
-    left_out = f"The table shows {MAXIMUM_ROWS} of {len(rows):,} reasons. report.json has all of them."
+    rows = [(first_names(cells), *astuple(reason)) for reason, cells in found.items()][:MAXIMUM_ROWS]
+    left_out = f"The table shows {MAXIMUM_ROWS} of {len(found):,} reasons. report.json has all of them."
     return [
         f"## {title}",
-        *([left_out] if len(rows) > MAXIMUM_ROWS else []),
-        table(("cell", "rule", "reason", "fix", "source"), rows[:MAXIMUM_ROWS]),
+        *([left_out] if len(found) > MAXIMUM_ROWS else []),
+        table(("cells", "rule", "reason", "fix", "source"), rows),
     ]

@@ -65,10 +65,8 @@ def test_a_speed_that_is_not_sure_is_no_change_to_expect(tmp_path: Path) -> None
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=eventful, repeats=1)
     step = metric_changes(compare_cells(load(sweep)))[0]
     assert step.span is None
-    text = report_text(sweep)
-    assert "| step time | `torch` | unknown, since losses or the speed-up are INCONCLUSIVE |" in section(
-        text, "Expected metric changes"
-    )
+    row = "| step time | unknown, since losses or the speed-up are INCONCLUSIVE | `torch` | A1 |"
+    assert row in section(report_text(sweep), "Expected metric changes")
 
 
 def test_a_speed_of_a_cell_with_undecided_losses_is_no_change_to_expect(tmp_path: Path) -> None:
@@ -87,7 +85,7 @@ def out_of_memory(run: AttemptRecord) -> None:
 def test_the_risk_is_among_cells_whose_twin_fits(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=3, device="cuda", impls=("torch",), edit=out_of_memory)
     assert memory_risks(compare_cells(load(sweep))) == (MemoryRisk("torch", 2, ("torch, lr 0.002",)),)
-    assert "| out of memory | `torch` | 1 of 2 cells out of memory |" in report_text(sweep)
+    assert "| out of memory | 1 of 2 cells with a fitting eager baseline | `torch` | B1 |" in report_text(sweep)
 
 
 # --- captures -------------------------------------------------------------------------------------------------------
@@ -119,7 +117,7 @@ def test_a_cpu_has_relative_changes_alone(tmp_path: Path) -> None:
     text = report.markdown.read_text()
     for title in ("Expected metric changes", "Speed"):
         assert " ms" not in section(text, title) and "TFLOP/s" not in section(text, title)
-    assert "| step time | `torch_compile` | 20% to 25% down |" in text
+    assert "| step time | 20% to 25% down | `torch_compile` | A1, B1 |" in text
     for change in json.loads(report.json.read_text())["metric_changes"]:
         for cell in change["cells"]:
             assert (cell["eager"] is None) == (change["metric"] in ("step time", "model TFLOP/s/GPU"))
@@ -138,18 +136,23 @@ def failing(run: AttemptRecord) -> None:
 
 
 def test_failures_are_told_by_kind_with_whether_eager_has_them_too(tmp_path: Path) -> None:
-    extra = [Extra(workload_spec(0, "local", 120), (RULE,))]
-    sweep = write_sweep(tmp_path, workloads=4, edit=failing, extra=extra)
-    capture, memory, rejected = failure_modes(compare_cells(load(sweep)))
+    sweep = write_sweep(tmp_path, workloads=4, edit=failing)
+    capture, memory = failure_modes(compare_cells(load(sweep)))
     assert (capture.name, capture.ending, len(capture.graphed), capture.eager) == (
         "SYNC_IN_CAPTURE", "CAPTURE_FAILED in capture", 3, (),
     )  # fmt: skip
     assert (memory.ending, len(memory.graphed), len(memory.eager)) == ("CUDA_OOM in warmup", 1, 1)
-    assert (rejected.name, rejected.ending) == ("scope.moe_router", "rejected by a rule")
     text = section(report_text(sweep), "Failure modes")
     assert "| SYNC_IN_CAPTURE | CAPTURE_FAILED in capture | 3: `torch_compile, lr 0.002`; " in text
     assert "| do not fail | .item() | remove it |" in text
     assert "fail in the same way: graphs are not the cause | out of memory | less |" in text
+
+
+def test_a_reason_of_several_cells_is_told_once(tmp_path: Path) -> None:
+    extra = [Extra(workload_spec(number, "local", 120), (RULE,)) for number in range(4)]
+    text = section(report_text(write_sweep(tmp_path, extra=extra)), "Cells that no host can run")
+    assert "; and 1 more | scope.moe_router | moe with moe_router | drop one of the two | - |" in text
+    assert text.count(RULE.rule) == 1
 
 
 def test_a_clean_sweep_has_no_failure_modes(tmp_path: Path) -> None:
