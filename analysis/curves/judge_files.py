@@ -58,7 +58,7 @@ def _unlike_before(files: CurveFiles, first: int, margins: Margins, verdict: Ver
     eager, graphed = (tuple(side.values()) for side in files.sides)
     before = max(first - 1, 0)  # without the capture step
     found = check_agreement(eager, graphed, before, margins, files.metrics, equal=verdict.verdict == "BITWISE")
-    return Verdict("INCOMPARABLE", found.reason, found.fix, verdict.evidence) if found else None
+    return replace(found, evidence=verdict.evidence) if found else None
 
 
 def _judge_without_copies(verdict: Verdict, files: CurveFiles, first: int, margins: Margins) -> Verdict:

@@ -191,8 +191,7 @@ def _judge_pair(
         return Verdict("INCOMPARABLE", f"replay {replay.summary}", replay.fix, *evidence)
     if diverged:
         comparable = [a.steps for a in (eager, *attempts_of(baseline.runs)) if a.digests == graphed.digests]
-        fault = eager_fault(comparable)
-        return Verdict("INCOMPARABLE", fault.reason, fault.fix) if fault else exact
+        return eager_fault(comparable) or exact
     return _judge_complete_pair(exact, eager, graphed, baseline, spec, margins)
 
 
@@ -212,7 +211,7 @@ def _judge_complete_pair(
     named = {f"eager run {place}": steps for place, steps in enumerate((eager.steps, *others))}
     wide = widen_by_rounding(margins, graphed, named, {"graphed run": graphed.steps}, slice(captured))
     if unlike := check_agreement([*named.values()], [graphed.steps], captured, wide, equal=exact is not None):
-        return Verdict("INCOMPARABLE", unlike.reason, unlike.fix)
+        return unlike
     # With this overlap, parameters of other ranks arrive in the next forward pass.
     ended = exact if spec.parallelism.overlap_param_gather else check_end(exact, eager, graphed, repeats)
     if spec.engine != "command" or not rounded_metrics(graphed):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from analysis.records.steps import Booleans, Floats, Integers, Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, Deviation, sample_of
 from analysis.verdict.curve_tests.divergence import SURE
+from analysis.verdict.verdict import Verdict
 from launch.common.text import numbered
 from launch.contract.plan import Margins
 from launch.contract.records.step_metrics import METRICS, Metric
@@ -26,22 +26,10 @@ _AGAIN = "run the pair again, since the comparison needs every step of both runs
 _TRAIN = "make eager training stable first: lower the learning rate, or change the data"
 
 
-@dataclass(frozen=True)
-class IncompleteCurve:
-    """Why curves cannot be compared.
-
-    ``deviation`` is set if a graphed number is not finite where all eager ones are: the verdict is then DIVERGED.
-    """
-
-    reason: str
-    fix: str
-    deviation: Deviation | None = None
-
-
 def check_complete(
     eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric]
-) -> IncompleteCurve | None:
-    """Return why the curves cannot be compared from ``expected[first]`` on, or None.
+) -> Verdict | None:
+    """Return INCOMPARABLE if the curves cannot be compared from ``expected[first]`` on, else None.
 
     First check for a number that is not finite only in graphed runs, because a run that stopped at a NaN also lacks steps.
     """
@@ -57,9 +45,9 @@ def check_complete(
     if (gap := "; ".join(filter(None, gaps))) and not (
         shared > first and _ended_together(list(curves.values()), shared, metrics)
     ):
-        return IncompleteCurve(gap, _AGAIN)
+        return Verdict("INCOMPARABLE", gap, _AGAIN)
     if shared <= first:
-        return IncompleteCurve("no step ran after the capture", "train for more steps")
+        return Verdict("INCOMPARABLE", "no step ran after the capture", "train for more steps")
     return _not_finite(curves, expected, first, shared, metrics)
 
 
@@ -96,8 +84,8 @@ def finite_steps(steps: Steps, metrics: Sequence[Metric] = METRICS) -> Booleans:
 
 def _one_sided(
     eager: Curves, graphed: Curves, expected: Integers, first: int, shared: int, metrics: Sequence[Metric]
-) -> IncompleteCurve | None:
-    """Find the first number after the capture that is not finite in a graphed run, but finite in all eager runs.
+) -> Verdict | None:
+    """Return DIVERGED at the first number after the capture that is not finite in a graphed run, but in all eager runs.
 
     If an eager run is not finite either, graphs need not be the cause.
     """
@@ -115,17 +103,17 @@ def _one_sided(
     at, metric = min(deviations, key=lambda item: item[0])
     values = [_value_at(side, metric, at) for side in (graphed, eager)]
     reason = f"first at step {expected[at]}: the {METRIC_NAMES[metric]} is {values[0]} graphed and {values[1]} eager"
-    return IncompleteCurve(reason, "", Deviation(int(expected[at]), metric, float("inf")))
+    return Verdict("DIVERGED", reason, deviation=Deviation(int(expected[at]), metric, float("inf")))
 
 
-def eager_fault(eager: Sequence[Steps]) -> IncompleteCurve | None:
-    """Return a fault if a number of an eager run is not finite. Graphs need not be the cause then."""
+def eager_fault(eager: Sequence[Steps]) -> Verdict | None:
+    """Return INCOMPARABLE if a number of an eager run is not finite. Graphs need not be the cause then."""
     for steps in eager:
         finite = finite_steps(steps)
         if not finite.all():
             at = int(steps.step[np.argmin(finite)])
             reason = f"the loss or gradient norm of an eager run is not finite at step {at}, so nothing can be compared"
-            return IncompleteCurve(reason, _TRAIN)
+            return Verdict("INCOMPARABLE", reason, _TRAIN)
     return None
 
 
@@ -142,8 +130,8 @@ def _ended_together(curves: Sequence[Steps], shared: int, metrics: Sequence[Metr
 
 def _not_finite(
     curves: Curves, expected: Integers, first: int, shared: int, metrics: Sequence[Metric]
-) -> IncompleteCurve | None:
-    """Find any other number that is not finite: on both sides, before the capture, or in one of several eager runs."""
+) -> Verdict | None:
+    """Return INCOMPARABLE for any other number that is not finite: on both sides, before the capture, or in one of several eager runs."""
     finite = {name: finite_steps(steps, metrics)[:shared] for name, steps in curves.items()}
     bad = {name: int(np.argmin(values)) for name, values in finite.items() if not values.all()}
     if not bad:
@@ -156,7 +144,7 @@ def _not_finite(
     reason = (
         f"the loss or gradient norm is not finite at step {expected[at]} ({where}{when}), so nothing can be compared"
     )
-    return IncompleteCurve(reason, _TRAIN)
+    return Verdict("INCOMPARABLE", reason, _TRAIN)
 
 
 def check_agreement(
@@ -167,8 +155,8 @@ def check_agreement(
     metrics: Sequence[Metric] = METRICS,
     *,
     equal: bool,
-) -> IncompleteCurve | None:
-    """Return a fault if ``graphed`` differ from the ``eager`` runs before index ``first`` by more than margin and noise.
+) -> Verdict | None:
+    """Return INCOMPARABLE if ``graphed`` differ from the ``eager`` runs before index ``first`` by more than margin and noise.
 
     Graphed runs are eager there. ``equal`` is whether all are equal bit for bit from ``first`` on: then there is no noise.
     """
@@ -184,7 +172,7 @@ def check_agreement(
             f"the graphed run differs from the eager runs before its capture: the {METRIC_NAMES[metric]} differs by "
             f"{size[at]:.3g} at step {eager[0].step[at]}, where both run eagerly, so graphs are not the cause"
         )
-        return IncompleteCurve(reason, "check that both started with the same weights, data and settings")
+        return Verdict("INCOMPARABLE", reason, "check that both started with the same weights, data and settings")
     return None
 
 

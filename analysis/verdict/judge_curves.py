@@ -143,9 +143,9 @@ def _begin(
     if fault and fault.deviation:
         shared = slice(first, min(len(steps) for steps in (*before, *after)))
         evidence = measure_differences(before, after, shared, metrics).evidence
-        return Verdict("DIVERGED", fault.reason, SMALLER, evidence, fault.deviation)
+        return replace(fault, fix=SMALLER, evidence=evidence)
     if fault:
-        return Verdict("INCOMPARABLE", fault.reason, fault.fix)
+        return fault
     found = measure_differences(before, after, slice(first, None), metrics, perturbed)
     if not found.evidence.bitwise:
         return found
