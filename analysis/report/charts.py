@@ -31,6 +31,7 @@ SPEED_COLOURS = {"FASTER": 3, "NEUTRAL": 0, "INCONCLUSIVE": 5, "SLOWER": 2}
 UNDECIDED, FAILING = 4, 7
 """The colours of cells that do not pass: with any other loss verdict, and with DIVERGED."""
 PARTS = ("state", "activations", "graph pool", "outside", "in all")
+PERCENTILES = (5, 25, 50, 75, 95)
 EAGER = 0
 """The colour of eager cells. Graphed cells have 1 and above."""
 AXES: dict[Metric, tuple[str, str]] = {
@@ -76,11 +77,11 @@ class CurveChart:
 
 @dataclass(frozen=True)
 class Box:
-    """The measured steps of all repeats of a cell: percentiles 5, 25, 50, 75 and 95."""
+    """The measured steps of all repeats of a cell, by ``PERCENTILES``."""
 
     label: str
     colour: int
-    percentiles: tuple[float, float, float, float, float]
+    percentiles: tuple[float, ...]
     steps: int
 
 
@@ -301,7 +302,12 @@ def _times(cells: Sequence[CellResult], colours: Colours) -> TimeChart | None:
     on_gpu = timed[0][0].on_gpu
     unit = 1.0 if on_gpu else float(np.median(eager[0]))
     boxes = (
-        Box(result.name, colours[result.cell.cell_id], _percentiles(times / unit), len(times))
+        Box(
+            result.name,
+            colours[result.cell.cell_id],
+            tuple(np.percentile(times / unit, PERCENTILES).tolist()),
+            len(times),
+        )
         for result, times in timed
     )
     return TimeChart("ms" if on_gpu else "CPU time over eager's median", tuple(boxes))
@@ -310,11 +316,6 @@ def _times(cells: Sequence[CellResult], colours: Colours) -> TimeChart | None:
 def _measured_times(result: CellResult) -> Floats:
     times = np.concatenate([np.empty(0), *(s.step_time_ms[s.phase == "measure"] for _, s in _steps(result))])
     return times[is_plausible(times)]
-
-
-def _percentiles(times: Floats) -> tuple[float, float, float, float, float]:
-    low, first, middle, third, high = (float(value) for value in np.percentile(times, [5, 25, 50, 75, 95]))
-    return low, first, middle, third, high
 
 
 def _memory(cells: Sequence[CellResult], colours: Colours) -> MemoryChart | None:

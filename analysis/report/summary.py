@@ -201,16 +201,19 @@ def _graph_words(ran: Sequence[CellResult]) -> str:
     names = [
         f"{called(result)} ({'; '.join(one.text for one in differing)})" for result, differing in found if differing
     ]
-    return f"Counted as graph settings: {first_names(names, MAXIMUM_NAMES)}." if names else ""
+    return _sentence("Counted as graph settings", names)
+
+
+def _sentence(lead: str, names: Sequence[str], rest: str = "") -> str:
+    """Return "LEAD: A1; A2. REST", or "" if there are no names."""
+    return f"{lead}: {first_names(names, MAXIMUM_NAMES)}.{rest}" if names else ""
 
 
 def _compiled_alone(ran: Sequence[CellResult]) -> str:
     """Name the cells of a user's program whose speed-up is also that of compiled code, because eager runs compile nothing."""
     on_gpus = [result for result in ran if result.on_gpu]
     names = [called(result) for result in on_gpus if any(pair.compiled_alone for pair in result.pairs)]
-    if not names:
-        return ""
-    return f"Compiled (torch.compile) only in graphed runs: {first_names(names, MAXIMUM_NAMES)}. Speed-ups are those of both."
+    return _sentence("Compiled (torch.compile) only in graphed runs", names, " Speed-ups are those of both.")
 
 
 def _other_kernels(ran: Sequence[CellResult]) -> str:
@@ -222,13 +225,11 @@ def _other_kernels(ran: Sequence[CellResult]) -> str:
         for result, eager, graphed in steps
         if eager and graphed and graphed.computing_ms < eager.computing_ms * (1 - QUICKER_IN_A_GRAPH)
     ]
-    if not names:
-        return ""
-    return (
-        f"**Other kernels in graphed runs**: {first_names(names, MAXIMUM_NAMES)}. Graphs run the same kernels as eager code, so "
-        "another setting, such as another optimizer, precision or recomputation, explains that part of the speed-up: make both sides "
-        "equal."
+    why = (
+        " Graphs run the same kernels as eager code, so another setting, such as another optimizer, precision or recomputation, "
+        "explains that part of the speed-up: make both sides equal."
     )
+    return _sentence("**Other kernels in graphed runs**", names, why)
 
 
 def _eager_waits(ran: Sequence[CellResult]) -> str:
@@ -246,13 +247,11 @@ def _eager_waits(ran: Sequence[CellResult]) -> str:
         for result, eager, graphed in found
         if eager >= graphed + MORE_WAITS
     ]
-    if not names:
-        return ""
-    return (
-        f"**More waits for the GPU in eager runs**: {first_names(names, MAXIMUM_NAMES)}. Code that waits cannot be captured, so the two "
-        "sides run other code, such as a `loss.item()` in eager steps alone. That may explain part of the speed-up: make both sides "
-        "equal."
+    why = (
+        " Code that waits cannot be captured, so the two sides run other code, such as a `loss.item()` in eager steps alone. That "
+        "may explain part of the speed-up: make both sides equal."
     )
+    return _sentence("**More waits for the GPU in eager runs**", names, why)
 
 
 def _command_words(spec: RunSpec) -> tuple[list[str], list[str]]:
@@ -309,7 +308,7 @@ def _fastest(ran: Sequence[CellResult], decision: str) -> str:
         doubt = f", {ranking.not_slower}" if ranking.not_slower else ""
         names.append(f"{cells[ranking.best.label]} of {len(ranking.cells)} cells{doubt}")
     of = "its task" if len(rankings) == 1 else "their tasks"
-    return f"Fastest of {of}: {first_names(names, MAXIMUM_NAMES)}." if names else ""
+    return _sentence(f"Fastest of {of}", names)
 
 
 def _nearest(ran: Sequence[CellResult]) -> str:

@@ -76,17 +76,13 @@ def _cell(cell: Cell, records: Records, baseline: EagerBaseline | None, shared: 
     runs, margins = records.runs[cell.cell_id], records.plan.margins
     skipped = records.skipped.get(cell.cell_id, {})
     if not runs and skipped:
-        return CellEvidence(CellResult(cell, (), verdict=_unmade(skipped) if cell.graphed else None, skipped=skipped))
+        unmade = Verdict("INCOMPARABLE", next(iter(skipped.values())), RESUME_FAILED) if cell.graphed else None
+        return CellEvidence(CellResult(cell, (), verdict=unmade, skipped=skipped))
     if cell.graphed:
         found = _graphed_cell(cell, runs, baseline or EagerBaseline((), {}), records, shared)
     else:
         found = _eager_cell(cell, runs, baseline, margins, shared)
     return replace(found, result=replace(found.result, skipped=skipped))
-
-
-def _unmade(skipped: Mapping[int, str]) -> Verdict:
-    """Return the verdict on a graphed cell of which no run was begun."""
-    return Verdict("INCOMPARABLE", next(iter(skipped.values())), RESUME_FAILED)
 
 
 def _eager_cell(

@@ -40,16 +40,11 @@ def _microbatches_indivisible(spec: RunSpec) -> bool:
     return not divides(layout.pp, spec.num_microbatches)
 
 
-def _experts_unplaceable(spec: RunSpec) -> bool:
-    layout = spec.parallelism
-    return not divides(layout.etp * layout.ep * layout.pp, layout.world_size)
-
-
 RULES: tuple[Rule, ...] = (
     Rule(
         "layout.expert_world", ("parallelism.etp", "parallelism.ep", "parallelism.pp", "parallelism.world_size"),
         "etp * ep * pp must divide the number of ranks",
-        _experts_unplaceable,
+        lambda spec: not divides(spec.parallelism.etp * spec.parallelism.ep * spec.parallelism.pp, spec.parallelism.world_size),
         fix="Lower ep or etp, or raise resources.gpus_per_node or resources.nodes, until etp * ep * pp divides the ranks.",
         source=f"{MCORE}parallel_state.py:792",
     ),

@@ -14,6 +14,8 @@ from orchestrator.bisect.failure_status import FailureStatus
 from orchestrator.bisect.scope_candidates import Conclusion, list_candidates
 from orchestrator.bisect.search import Answer, Search
 
+NOT_REPRODUCED = "Not reproduced: all sets pass now, including the whole set."
+
 
 @dataclass(frozen=True)
 class ScopeSearch(Search):
@@ -50,7 +52,8 @@ class ScopeFindings:
 
 def scope_answer(found: ScopeFindings, missing: tuple[RunSpec, ...]) -> Answer:
     smallest = found.conclusion.smallest
-    named = _not_reproduced(found) if smallest is None else _describe_smallest(found, smallest)
+    unknown = "No set is known to fail." if found.conclusion.unclear else NOT_REPRODUCED
+    named = [unknown] if smallest is None else _describe_smallest(found, smallest)
     return Answer(
         found.search,
         missing,
@@ -93,12 +96,6 @@ def _describe_smallest(found: ScopeFindings, smallest: RunSpec) -> list[str]:
         f"{graph.label}{whole} is the smallest set that fails{among}.",
         *(f"{one.cuda_graph.label} was not tried: {why}." for one, why in reasons),
     ]
-
-
-def _not_reproduced(found: ScopeFindings) -> list[str]:
-    if found.conclusion.unclear:
-        return ["No set is known to fail."]
-    return ["Not reproduced: all sets pass now, including the whole set."]
 
 
 def _describe_unclear(found: ScopeFindings) -> list[str]:

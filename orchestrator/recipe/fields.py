@@ -249,17 +249,8 @@ RECIPE = FileSchema(
     other_names=("sweep",),
 )
 _OF_THE_SWEEP = (
-    "name",
-    "repeats",
-    "perturbed",
-    "step_checks",
-    "cluster",
-    "equivalence",
-    "wandb",
-    "tracking",
-    "published",
-    "sweep",
-)
+    "name", "repeats", "perturbed", "step_checks", "cluster", "equivalence", "wandb", "tracking", "published", "sweep",
+)  # fmt: skip
 PATCH = replace(RECIPE, rejections={**RECIPE.rejections, **{
     name: Flaw(f"{name} belongs to the whole sweep, so it cannot be an axis", "write another recipe") for name in _OF_THE_SWEEP
 }})  # fmt: skip

@@ -33,24 +33,12 @@ def _is_drop_and_pad(model: Model) -> bool:
     return model.moe_expert_capacity_factor is not None and model.moe_pad_expert_input_to_capacity
 
 
-def _megatron_experts_wait(spec: RunSpec) -> bool:
-    static = _is_drop_and_pad(spec.model) and spec.parallelism.dispatcher == "alltoall"
-    return _captures_experts(spec) and not static
+def _captures_dropless_experts(spec: RunSpec) -> bool:
+    return _captures_experts(spec) and not _is_drop_and_pad(spec.model)
 
 
-def _native_experts_wait(spec: RunSpec) -> bool:
-    layout = spec.parallelism
-    static = _is_drop_and_pad(spec.model) or layout.dispatcher == "allgather" or layout.ep <= 1
-    return _captures_experts(spec) and not static
-
-
-def _native_fp32_experts(spec: RunSpec) -> bool:
-    on_cuda = spec.placement.device == "cuda" and spec.training.precision == "fp32"
-    return on_cuda and _captures_experts(spec) and not _is_drop_and_pad(spec.model)
-
-
-def _native_fp8_experts(spec: RunSpec) -> bool:
-    return spec.training.fp8 != "none" and _captures_experts(spec) and not _is_drop_and_pad(spec.model)
+def _captures_packed_step(spec: RunSpec) -> bool:
+    return spec.data.packed_sequences and spec.cuda_graph.implementation.extent == "step"
 
 
 def _preprocessing_waits(spec: RunSpec) -> bool:
@@ -76,7 +64,8 @@ RULES: tuple[Rule, ...] = (
         "capture.megatron_expert_sync", EXPERTS,
         "captured experts need drop-and-pad and dispatcher alltoall, since any other dispatch waits for the host (local "
         "captures whole layers, and so their experts too)",
-        _megatron_experts_wait,
+        lambda spec: _captures_experts(spec)
+        and not (_is_drop_and_pad(spec.model) and spec.parallelism.dispatcher == "alltoall"),
         fix="Set cuda_graph.impl=transformer_engine and cuda_graph.scope=[attn, moe_router, moe_preprocess], or "
         "cuda_graph.impl=transformer_engine and cuda_graph.scope=[moe_router, moe_preprocess], or "
         f"parallelism.dispatcher=alltoall and {PADDED}, or engine=torch_native, or engine=torch_native and "
@@ -87,21 +76,21 @@ RULES: tuple[Rule, ...] = (
     NativeRule(
         "capture.native_expert_sync", EXPERTS,
         "captured dropless experts need dispatcher allgather or ep=1, since all-to-all reads its split sizes on the host",
-        _native_experts_wait,
+        lambda spec: _captures_dropless_experts(spec) and spec.parallelism.dispatcher != "allgather" and spec.parallelism.ep > 1,
         fix=f"Set {ROUTERS_ALONE}, or parallelism.dispatcher=allgather, or parallelism.ep=1.",
         source="torch.distributed.all_to_all_single takes its split sizes as Python integers",
     ),
     NativeRule(
         "capture.native_fp32_experts", (*GRAPH, "training.precision"),
         "captured dropless experts must be bf16, since with fp32 the host must read the number of rows of each expert",
-        _native_fp32_experts,
+        lambda spec: _captures_dropless_experts(spec) and (spec.placement.device, spec.training.precision) == ("cuda", "fp32"),
         fix=f"Set {ROUTERS_ALONE}, or training.precision=bf16, or {PADDED}.",
         source="torch.nn.functional.grouped_mm has no float32 kernel on CUDA that leaves offsets on the device",
     ),
     NativeRule(
         "capture.native_fp8_experts", (*GRAPH, "training.fp8"),
         "captured experts in fp8 must have a capacity, since otherwise the host must read the number of rows of each expert",
-        _native_fp8_experts,
+        lambda spec: _captures_dropless_experts(spec) and spec.training.fp8 != "none",
         fix=f"Set {ROUTERS_ALONE}, or training.fp8=none, or {PADDED}.",
         source="transformer_engine 2.11 pytorch/module/grouped_linear.py:755 (m_splits are Python integers)",
     ),
@@ -131,7 +120,7 @@ RULES: tuple[Rule, ...] = (
     MegatronRule(
         "capture.packed_whole_step", ("data.packed_sequences", "cuda_graph.impl"),
         "a whole step over packed sequences ended in an illegal memory access on an H200",
-        lambda spec: spec.data.packed_sequences and spec.cuda_graph.implementation.extent == "step",
+        _captures_packed_step,
         fix=f"Set {PACKED_PARTS}, or megatron_core=0.19, or {UNPACKED}.",
         source="docs/megatron.md#packed-sequences; tests/gpu/test_gpu_packed.py passes with megatron-core 0.19.2",
         releases=("0.16",),
@@ -139,9 +128,7 @@ RULES: tuple[Rule, ...] = (
     MegatronRule(
         "capture.packed_yarn", ("data.packed_sequences", "model.rope_scaling", "cuda_graph.impl"),
         "YaRN's scale needs unfused rotary embeddings, which read the lengths of packed sequences on the host",
-        lambda spec: spec.data.packed_sequences
-        and spec.model.rope_scaling == "yarn"
-        and spec.cuda_graph.implementation.extent == "step",
+        lambda spec: _captures_packed_step(spec) and spec.model.rope_scaling == "yarn",
         fix=f"Set {PACKED_PARTS}, or {UNPACKED}.",
         source=f"{MCORE}models/common/embeddings/rope_utils.py:204; megatron-core 0.19.2, the same file:222",
     ),
@@ -163,9 +150,7 @@ RULES: tuple[Rule, ...] = (
     NativeRule(
         "capture.native_packed_ranks", ("data.packed_sequences", "cuda_graph.impl", "parallelism.world_size"),
         "a graph of the whole step is untested on packed sequences with several ranks",
-        lambda spec: spec.data.packed_sequences
-        and spec.cuda_graph.implementation.extent == "step"
-        and spec.parallelism.world_size > 1,
+        lambda spec: _captures_packed_step(spec) and spec.parallelism.world_size > 1,
         fix=f"Set {UNPACKED}, or engine=megatron and megatron_core=0.19 and training.micro_batch_size=1 and "
         "data.max_documents=256, or use one rank.",
         source="tests/gpu/test_gpu_graphs.py captures packed sequences on one GPU",

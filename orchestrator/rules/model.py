@@ -29,11 +29,6 @@ def _empty_rope_range(spec: RunSpec) -> list[str]:
     return [f"model.{name}" for name in fields]
 
 
-def _bias_without_sigmoid(spec: RunSpec) -> bool:
-    model = spec.model
-    return model.moe_router_enable_expert_bias and not (model.is_moe and model.moe_router_score_function == "sigmoid")
-
-
 def _router_without_gradient(spec: RunSpec) -> bool:
     model = spec.model
     normalized = model.moe_router_normalize_topk or model.moe_router_order == "topk_then_softmax"
@@ -101,7 +96,8 @@ RULES: tuple[Rule, ...] = (
         "model.expert_bias",
         ("model.moe_router_enable_expert_bias", "model.moe_router_score_function", "model.num_moe_experts"),
         "the expert bias needs experts with sigmoid scores",
-        _bias_without_sigmoid,
+        lambda spec: spec.model.moe_router_enable_expert_bias
+        and not (spec.model.is_moe and spec.model.moe_router_score_function == "sigmoid"),
         fix="Set model.moe_router_enable_expert_bias=false, or model.moe_router_score_function=sigmoid.",
         source=f"{CONFIG} (aux-loss-free routing supports the sigmoid score function only)",
     ),

@@ -31,12 +31,6 @@ def _misnamed_modules(spec: RunSpec) -> bool:
     return twice or not RECOMPUTABLE.keys() >= set(names)
 
 
-def _rises(spec: RunSpec) -> bool:
-    training = spec.training
-    falls = training.min_learning_rate <= training.learning_rate
-    return not falls or training.learning_rate_warmup_steps > training.steps
-
-
 def _misaligned_fp8_sizes(spec: RunSpec) -> list[str]:
     """Return the fields that give a layer matrices which fp8 kernels cannot multiply. Tokens of experts are padded."""
     model, layout, training = spec.model, spec.parallelism, spec.training
@@ -72,7 +66,8 @@ RULES: tuple[Rule, ...] = (
         "training.schedule",
         ("training.learning_rate", "training.min_learning_rate", "training.learning_rate_warmup_steps", "training.steps"),
         "the learning rate must reach its peak within training, and its minimum cannot exceed its peak",
-        _rises,
+        lambda spec: not spec.training.min_learning_rate <= spec.training.learning_rate
+        or spec.training.learning_rate_warmup_steps > spec.training.steps,
         fix="Lower min_learning_rate to learning_rate or less and learning_rate_warmup_steps to steps or fewer.",
         source=ARITHMETIC,
     ),
