@@ -17,7 +17,7 @@ from launch.engines.torch_native.optim.split_masters import join, split
 from launch.train.inspection.step_check import check_step
 from tests.gpu.test_gpu_eager import GPT_OSS, MOE
 from tests.gpu.test_gpu_graphs import DENSE, spec_of, trained
-from tests.numerics.test_step_check import faults_of
+from tests.numerics.checked_step import faults_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 TRAINING = Training(weight_decay=0.1, adam_beta2=0.95)

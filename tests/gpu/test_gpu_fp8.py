@@ -23,7 +23,7 @@ from orchestrator.rules import refusals
 from tests.gpu.test_gpu_eager import GPT_OSS, MOE
 from tests.gpu.test_gpu_graph_layouts import train_all
 from tests.gpu.test_gpu_step_check import check_steps, checked_spec, expect_clean, train, worst
-from tests.numerics.test_step_check import faults_of
+from tests.numerics.checked_step import faults_of
 
 pytestmark = [
     pytest.mark.gpu,

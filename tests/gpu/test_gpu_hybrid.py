@@ -10,7 +10,7 @@ import pytest
 
 from launch.contract.spec import CudaGraph, Model
 from launch.support import unsupported
-from tests.gpu.test_gpu_megatron import EAGER, MICRO_BATCHES, WHOLE, Trained, check, no_groups_left, spec_of, trained
+from tests.gpu.megatron_training import EAGER, MICRO_BATCHES, WHOLE, Trained, check, no_groups_left, spec_of, trained
 from tests.gpu.test_gpu_megatron_step_check import checked
 from tests.gpu.test_gpu_step_check import CHECKS, expect_clean
 from tests.megatron_release import RELEASE

@@ -17,25 +17,23 @@ from launch.contract.spec import CudaGraph, RunSpec
 from launch.engines.protocol import RankPlace
 from launch.train.data_loader import batch, open_source
 from launch.train.inspection.step_check import check_step
-from tests.gpu.test_gpu_megatron import (  # noqa: F401 (a fixture)
+from tests.gpu.megatron_training import (  # noqa: F401 (a fixture)
     FP8,
-    HAS_OPTIMIZER_GRAPH,
-    IN_8_BITS,
     MODELS,
     ROUTED,
-    UPDATED,
     WHOLE,
     YARN,
     fused,
-    in_8_bits,
     inputs_kept,
     named,
     no_groups_left,
     spec_of,
 )
+from tests.gpu.test_gpu_megatron_graphs import IN_8_BITS, in_8_bits
+from tests.gpu.test_gpu_megatron_optimizer import HAS_OPTIMIZER_GRAPH, UPDATED
 from tests.gpu.test_gpu_step_check import CHECKS, expect_clean, worst
 from tests.megatron_release import RELEASE
-from tests.numerics.test_step_check import faults_of
+from tests.numerics.checked_step import faults_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 LAYERS, LOCAL = CudaGraph("transformer_engine"), CudaGraph("local")

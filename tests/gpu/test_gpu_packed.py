@@ -16,8 +16,7 @@ from launch.failures.classes import classify
 from launch.support import unsupported
 from launch.train.data_loader import batch, open_source
 from orchestrator.rules import refusals
-from tests.gpu.test_gpu_eager import GPT_OSS, MOE
-from tests.gpu.test_gpu_megatron import (
+from tests.gpu.megatron_training import (
     DENSE,
     EAGER,
     MODELS,
@@ -35,6 +34,7 @@ from tests.gpu.test_gpu_megatron import (
     spec_of,
     trained,
 )
+from tests.gpu.test_gpu_eager import GPT_OSS, MOE
 from tests.megatron_release import RELEASE
 
 __all__ = ["deterministic", "no_groups_left"]

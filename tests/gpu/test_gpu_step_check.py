@@ -25,7 +25,7 @@ from launch.train.inspection.step_check import check_step
 from orchestrator.rules import violations
 from tests.gpu.test_gpu_eager import GPT_OSS, MOE
 from tests.gpu.test_gpu_graphs import SHARED, spec_of
-from tests.numerics.test_step_check import (
+from tests.numerics.checked_step import (
     faults_of,
     flipped_exponent_bit,
     other_weight,

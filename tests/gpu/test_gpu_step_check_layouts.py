@@ -27,7 +27,7 @@ from launch.train.inspection.step_check import check_step
 from launch.train.worker import ENGINES
 from tests.gpu.test_gpu_step_check import worst
 from tests.megatron_release import RELEASE
-from tests.numerics.test_step_check import faults_of
+from tests.numerics.checked_step import faults_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 

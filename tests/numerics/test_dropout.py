@@ -20,6 +20,7 @@ from launch.engines.torch_native.decoder import drop
 from launch.engines.torch_native.engine import TorchNativeEngine, seed_of_draws
 from launch.engines.torch_native.graphs.layer_callables import TorchCallables, TransformerEngineCallables
 from tests.distributed import workers
+from tests.numerics.checked_step import check, engine_of, faults_of, spec_of, train_to_first_check
 from tests.numerics.graphed_callables_on_cpu import graphs_on_cpu
 from tests.numerics.megatron.megatron_graphs_on_cpu import train_graphed
 from tests.numerics.megatron.megatron_on_cpu import cpu_as_cuda, train_megatron
@@ -27,7 +28,6 @@ from tests.numerics.megatron.test_megatron_graphs import eager, graph
 from tests.numerics.megatron.test_megatron_graphs import spec_of as megatron_spec_of
 from tests.numerics.megatron.test_megatron_step_check import compare_runs
 from tests.numerics.parallel import layouts
-from tests.numerics.test_step_check import check, engine_of, faults_of, spec_of, train_to_first_check
 from tests.numerics.tiny import CPU, DENSE, MOE, make_spec, train
 
 HIDDEN, ATTENTION = replace(MOE, hidden_dropout=0.2), replace(MOE, attention_dropout=0.2)

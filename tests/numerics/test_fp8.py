@@ -20,9 +20,9 @@ from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.train.inspection.step_check import check_step
 from tests.distributed import workers
+from tests.numerics.checked_step import Fault, faults_of
 from tests.numerics.full_iteration_on_cpu import full_iteration_on_cpu
 from tests.numerics.graphed_callables_on_cpu import graphs_on_cpu
-from tests.numerics.test_step_check import Fault, faults_of
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, batches, make_spec
 from tests.numerics.transformer_engine_on_cpu import FP8GlobalStateManager, transformer_engine_on_cpu
 

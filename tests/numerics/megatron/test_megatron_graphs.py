@@ -1,5 +1,5 @@
 """Test which steps Megatron-Core's graphs take over, how they are counted, and what remains after closing.
-tests/gpu/test_gpu_megatron.py tests that graphs compute the same as eager code. Here graphs are imitated."""
+tests/gpu/test_gpu_megatron_graphs.py tests that graphs compute the same as eager code. Here graphs are imitated."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_each_micro_batch_in_a_pipeline_has_graphs_of_its_own(name: str) -> None
 @pytest.mark.parametrize("pp", [1, 2])
 def test_0_19_captures_no_local_graphs_of_a_pipelines_micro_batches(pp: int, micro_batches: int) -> None:
     """The last stage's first backward pass comes before its second forward pass, which reads the same rotary embeddings. If this
-    test fails, remove the rule ``megatron.local_pipeline``, and let tests/gpu/test_gpu_megatron.py run these cells."""
+    test fails, remove the rule ``megatron.local_pipeline``, and let tests/gpu/test_gpu_megatron_layouts.py run these cells."""
     spec = spec_of(replace(DENSE, vocab_size=32), graph("local"), Parallelism(pp=pp))
     spec = replace(spec, training=replace(spec.training, global_batch_size=2 * micro_batches))
     spec = replace(spec, engine="megatron", megatron_core=RELEASE)

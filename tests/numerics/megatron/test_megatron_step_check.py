@@ -19,6 +19,7 @@ from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import CudaGraph, Model, Parallelism, RunSpec
 from launch.train.inspection.step_check import check_step
 from tests.distributed import workers
+from tests.numerics.checked_step import layer_results, out_of_memory
 from tests.numerics.megatron.megatron_graphs_on_cpu import graphs_on_cpu
 from tests.numerics.megatron.megatron_on_cpu import megatron_engine
 from tests.numerics.megatron.test_megatron_graphs import (
@@ -32,7 +33,6 @@ from tests.numerics.megatron.test_megatron_graphs import (
     packed,
     spec_of,
 )
-from tests.numerics.test_step_check import layer_results, out_of_memory
 from tests.numerics.tiny import DENSE, batches
 
 BALANCED = replace(EVEN, moe_aux_loss_coeff=0.01)

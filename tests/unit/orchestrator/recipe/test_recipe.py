@@ -7,38 +7,16 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from orchestrator.errors import InputError, Problem
+from orchestrator.errors import InputError
 from orchestrator.recipe.expand import expand
-from orchestrator.recipe.fields import RECIPE, SECTIONS
-from orchestrator.recipe.recipe import MOST_RUNS, Recipe, load
+from orchestrator.recipe.recipe import MOST_RUNS, load
+from tests.unit.orchestrator.recipe.recipe_file import HEAD_LINES, problems, read, said
 
 ROOT = Path(__file__).parents[4]
 RECIPES = sorted([*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "recipes/exhibits").glob("*.yaml")])
-HEAD_LINES = "name: x\nmodel: {preset: tiny_dense}\n"
-"""Two lines that form a complete recipe. The lines that a test adds begin at line 3."""
-
-
-def read(folder: Path, text: str | bytes, *overrides: str) -> Recipe:
-    path = folder / "r.yaml"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return load(path, overrides)
-
-
-def problems(folder: Path, text: str | bytes, *overrides: str) -> tuple[Problem, ...]:
-    with pytest.raises(InputError) as caught:
-        read(folder, text, *overrides)
-    return caught.value.problems
-
-
-def said(folder: Path, found: tuple[Problem, ...]) -> list[tuple[str, str, str]]:
-    return [(p.place.replace(f"{folder}/", ""), p.message, p.fix) for p in found]
 
 
 def test_problems_are_listed_in_the_order_of_the_file(tmp_path: Path) -> None:
@@ -439,8 +417,6 @@ def test_a_bare_yes_is_no_name(tmp_path: Path) -> None:
     assert (problem.message, problem.fix) == ("not text", "write it in quotes: 'True'")
 
 
-# --- presets --------------------------------------------------------------------------------------------------------
-
 BROKEN_PRESETS = {
     "broken": ("num_layers: [\n", "models/broken.yaml:2", "not YAML"),
     "empty": ("", "models/empty.yaml", "the file is empty"),
@@ -476,226 +452,6 @@ def test_a_preset_beside_the_recipe_goes_before_one_that_ships(tmp_path: Path) -
     assert read(tmp_path, "name: x\nmodel: tiny_moe\n").presets == {"tiny_moe": {"num_layers": 7}}
 
 
-# --- overrides ------------------------------------------------------------------------------------------------------
-
-
-def test_overrides_replace_what_the_file_holds(tmp_path: Path) -> None:
-    text = (
-        HEAD_LINES
-        + "training: {steps: 10, seed: 3}\ncuda_graph_scope: attn\nsweep: {grid: {training.precision: [bf16]}}\n"
-    )
-    given = ("training.steps=50", "cuda_graph.scope=[mlp]", "environment.NCCL_X=1", "sweep.grid.training.precision=[fp32]",
-             "sweep.grid.parallelism.dp=[1,2]", "model.num_layers=1", "training.learning_rate=1e-3", "wandb.tags=[a]")  # fmt: skip
-    recipe = read(tmp_path, text, *given)
-    assert recipe.base["training"] == {"steps": 50, "seed": 3, "learning_rate": 0.001}
-    assert recipe.base["cuda_graph"] == {"scope": ("mlp",)}
-    assert recipe.base["environment"] == {"NCCL_X": "1"}
-    assert recipe.base["model"] == {"preset": "tiny_dense", "num_layers": 1}
-    assert recipe.wandb.tags == ("a",)
-    assert recipe.axes == (
-        ({"training": {"precision": "fp32"}},),
-        ({"parallelism": {"dp": 1}}, {"parallelism": {"dp": 2}}),
-    )
-
-
-def test_an_override_takes_the_place_of_what_stands_around_and_below_it(tmp_path: Path) -> None:
-    assert read(tmp_path, HEAD_LINES + "training: 5\n", "training.steps=50").base["training"] == {"steps": 50}
-    (problem,) = problems(tmp_path, HEAD_LINES + "training: {steps: 50}\n", "training=5")
-    assert problem.place == "command line: training = 5"
-
-
-def test_a_null_override_takes_axes_away(tmp_path: Path) -> None:
-    text = HEAD_LINES + "sweep: {grid: {training.precision: [fp32, bf16], training.seed: [1, 2]}}\n"
-    assert read(tmp_path, text, "sweep=null").axes == ()
-    assert len(read(tmp_path, text, "sweep.grid.training.seed=null").axes) == 1
-
-
-@pytest.mark.parametrize(
-    ("swept", "override", "axis"),
-    [
-        ("{grid: {training.precision: [fp32, bf16]}}", "training.precision=bf16", "sweep.grid.training.precision"),
-        ("{grid: {training: [{seed: 1}, {seed: 2, steps: 9}]}}", "training={seed: 3}", "sweep.grid.training"),
-        ("{points: [{cuda_graph_impl: torch}]}", "cuda_graph_impl=none", "sweep.points"),
-        ("{grid: {model: [tiny_moe, tiny_dense]}}", "model=tiny_moe", "sweep.grid.model"),
-        ("{grid: {training: [{seed: 1}, {seed: 2, steps: 9}]}}", "training.steps=8", None),
-        ("{grid: {training.precision: [bf16]}}", "training.seed=3", None),
-    ],
-)
-def test_an_override_that_no_cell_would_see_is_refused(
-    tmp_path: Path, swept: str, override: str, axis: str | None
-) -> None:
-    text = f"{HEAD_LINES}sweep: {swept}\n"
-    if axis is None:
-        read(tmp_path, text, override)
-        return
-    (problem,) = problems(tmp_path, text, override)
-    assert problem.place.startswith("command line: ") and problem.message == f"{axis} sets it in every cell"
-    read(tmp_path, text, override, f"{axis}=null")
-
-
-def test_an_interpolation_has_the_value_and_the_type_of_what_it_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NODES_1", "4")
-    monkeypatch.setenv("ODD", "${training.steps}")
-    text = (
-        HEAD_LINES
-        + "training: {steps: 10, seed: '${.steps}', clip_grad: '${oc.env:NODES_1}'}\nrepeats: 1\n"
-        + "parallelism: {dp: '${oc.env:NO_SUCH_VARIABLE_X, 2}', tp: '${oc.select:training.none,3}'}\n"
-        + "cuda_graph: {scope: [attn]}\nsweep: {points: [{cuda_graph: '${cuda_graph}'}]}\n"
-        + "environment: {A: 'at ${training.steps}%', B: '\\${HOME} \\\\${repeats}}', C: '${oc.env:ODD}'}\n"
-    )
-    recipe = read(tmp_path, text)
-    assert recipe.base["training"] == {"steps": 10, "seed": 10, "clip_grad": 4.0}
-    assert recipe.base["parallelism"] == {"dp": 2, "tp": 3}
-    assert recipe.axes == (({"cuda_graph": {"scope": ("attn",)}},),)
-    assert recipe.base["environment"] == {"A": "at 10%", "B": "${HOME} \\1}", "C": "${training.steps}"}
-
-
-def _refer(name: object) -> str:
-    return f"${{environment.A{name}}}"
-
-
-BOMBS = {
-    "characters": [f"A0: {'x' * 20}", *(f"A{i}: '{_refer(i - 1) * 10}'" for i in range(1, 9))],
-    "values": ["A0: [x, x]", *(f"A{i}: [{', '.join([repr(_refer(i - 1))] * 10)}]" for i in range(1, 9))],
-    "a chain": [f"A{i}: '{_refer(i - 1)}'" for i in range(200, 0, -1)],
-    "brackets": [f"A0: '{'${' * 900}'"],
-    "levels": ["A0: [[[[[[x]]]]]]", *(f"A{i}: [[[['{_refer(i - 1)}']]]]" for i in range(1, 20))],
-}
-"""Entries of an environment with a few lines each. If every reference were resolved, they would take hours or all
-memory."""
-
-
-@pytest.mark.parametrize("case", BOMBS)
-def test_interpolations_inside_each_other_are_bounded(tmp_path: Path, case: str) -> None:
-    lines = [f"  {line}\n" for line in BOMBS[case]]
-    assert problems(tmp_path, f"{HEAD_LINES}environment:\n{''.join(lines)}")
-
-
-def test_a_field_may_refer_to_one_that_refers_to_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUMBER", "7")
-    lines = ["  A0: '${oc.env:NUMBER}'\n", *(f"  A{i}: '{_refer(i - 1)}{_refer(i - 1)}'\n" for i in range(1, 4))]
-    recipe = read(tmp_path, f"{HEAD_LINES}environment:\n{''.join(lines)}")
-    assert recipe.base["environment"]["A3"] == "7" * 2**3
-
-
-@pytest.mark.parametrize(
-    "inner",
-    ["${environment.${repeats}}", "${oc.env:X_${repeats}}", "${oc.env:X,${repeats}}", "${" * 900, "${oc.env:X,{}}"],
-)
-def test_no_interpolation_is_inside_another(tmp_path: Path, inner: str) -> None:
-    (problem,) = problems(tmp_path, HEAD_LINES + f"repeats: 1\nenvironment: {{A: '{inner}'}}\n")
-    assert (
-        "holds a brace or another interpolation" in problem.message
-        and "replace an inner interpolation by its value" in problem.fix
-    )
-
-
-@pytest.mark.parametrize(
-    "resolver", ["oc.select:environment", "oc.create:{}", "oc.dict.keys:training", "", ":", ".", "..x:y"]
-)
-def test_any_resolver_ends_in_a_recipe_or_a_problem(tmp_path: Path, resolver: str) -> None:
-    (problem,) = problems(tmp_path, HEAD_LINES + "environment: {A: '${" + resolver + "}'}\n")
-    assert problem.place.startswith(f"{tmp_path}/r.yaml:3: environment.A") and problem.fix
-
-
-HIDDEN = {
-    "an assembled name": "environment: {BAR: API_KEY, FOO: '${oc.env:WANDB_${environment.BAR}}'}\n",
-    "an assembled value": "environment: {A: hidden-, B: '${environment.A}from-all'}\n",
-    "a value": "data: {path: /x/hidden-from-all/y}\n",
-    "a value in an axis": "sweep: {grid: {data.path: [a, hidden-from-all]}, points: [{environment.X: ahidden-from-all}]}\n",
-    "a value of a wrong type": "training: {steps: hidden-from-all}\n",
-    "the name": "name: hidden-from-all\n",
-    "a token as the user of a URL": "environment: {NCCL_X: 'https://hunter2hunter2@host/x'}\n",
-    "a slash in a password": "environment: {NCCL_X: 'https://me:hun/hunter2@host/x'}\n",
-    "a value in JSON": """environment: {NCCL_X: '{"api_key": "hunter2"}'}\n""",
-    "a value in JSON in JSON": r"""environment: {NCCL_X: '"{\"apiKey\": \"hunter2\"}"'}""" + "\n",
-    "a value that JSON spells in another way": """environment: {NCCL_X: '["a\\\\b\\"hidden"]'}\n""",
-    "a value of a variable that is none of a secret": "environment: {NCCL_X: hunter2000}\n",
-    "a header": "environment: {NCCL_X: 'Authorization: Bearer hunter2'}\n",
-    "a short name": "environment: {DB_PWD: hunter2}\nenvironment.MYKEY: hunter2\n",
-    "a key": "hidden-from-all: 3\n",
-    "a variable": "environment: {hidden_from_all: x}\n",
-    "a tag": "wandb: {tags: [a, hidden-from-all]}\n",
-    "a preset": "model.preset: hidden-from-all\n",
-    "a name that is no field": "wandb: {api_key: hunter2}\nHF_TOKEN: hunter2\n",
-    "given twice": "environment: {HF_TOKEN: hunter2}\nenvironment.HF_TOKEN: hunter2\n",
-    "a name in the middle": "training: {seed: '${${oc.env:HARMLESS}}'}\n",
-    "a URL": "environment: {HTTP_PROXY: 'http://me:hunter2@proxy'}\n",
-    "a long text": f"environment: {{A: '{'x' * 40} hidden-from-all'}}\n",
-}
-"""The lines after HEAD_LINES. The shell has the secret hidden-from-all. No message may show it, or hunter2."""
-
-
-@pytest.mark.parametrize("case", HIDDEN)
-def test_no_secret_gets_into_a_recipe_or_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "hidden-from-all")
-    monkeypatch.setenv("HARMLESS", "hidden-from-all")
-    monkeypatch.setenv("OTHER_TOKEN", "hidden_from_all")
-    monkeypatch.setenv("QUOTED_PW", 'a\\b"hidden')
-    monkeypatch.setenv("NCCL_Y", '{"password": "hunter2000"}')
-    found = problems(tmp_path, HEAD_LINES + HIDDEN[case])
-    assert found
-    assert not [
-        secret
-        for secret in ("hidden-from", 'b"hidden', 'b\\"hidden', "hunter2")
-        if secret in str(said(tmp_path, found)).replace("_", "-")
-    ]
-
-
-@pytest.mark.parametrize("override", ["environment.HF_TOKEN=[hunter2", "environment.A={x: 1, b: me:hunter2@host"])
-def test_no_secret_of_a_wrong_override_is_told(tmp_path: Path, override: str) -> None:
-    (problem,) = problems(tmp_path, HEAD_LINES, override)
-    assert "=***" in problem.place and "hunter2" not in str(problem)
-
-
-def test_interpolation_sees_overrides(tmp_path: Path) -> None:
-    text = HEAD_LINES + "training: {steps: 10, learning_rate_warmup_steps: '${training.steps}'}\n"
-    assert read(tmp_path, text, "training.steps=50").base["training"]["learning_rate_warmup_steps"] == 50
-
-
-WRONG_OVERRIDES = {
-    "training.steps": ("command line: training.steps", "an override is key=value"),
-    "=5": ("command line: =5", "an override is key=value"),
-    "training.step=5": ("command line: training.step = 5", "no such field"),
-    "training.steps=abc": ('command line: training.steps = "abc"', "not a whole number"),
-    "training.steps=[": ("command line: training.steps=[", "not YAML"),
-    "training=5": ("command line: training = 5", "not a mapping of fields"),
-    "sweep.grid.cuda_graph[0].impl=none": (
-        "command line: sweep.grid.cuda_graph[0].impl=none",
-        "cannot change an item of a list",
-    ),
-    "training.seed=${nothing}": ("command line: training.seed", "not found"),
-    "environment.HF_TOKEN=hunter2": ('command line: environment.HF_TOKEN = "***"', "looks like a secret"),
-    "training={steps: 3, steps: 4}": ("command line: training={steps: 3, steps: 4}", "given twice"),
-    "name=a b": ('command line: name = "a b"', "not usable"),
-}
-
-
-@pytest.mark.parametrize("override", WRONG_OVERRIDES)
-def test_a_wrong_override_is_told_from_the_file(tmp_path: Path, override: str) -> None:
-    place, message = WRONG_OVERRIDES[override]
-    (problem,) = problems(tmp_path, HEAD_LINES, override)
-    assert problem.place.startswith(place)
-    assert message in problem.message
-    assert problem.fix
-    assert "hunter2" not in str(problem)
-
-
-def test_problems_of_overrides_and_of_the_file_come_together(tmp_path: Path) -> None:
-    found = said(tmp_path, problems(tmp_path, HEAD_LINES + "repeats: 0\n", "training.step=5", "oops", "data.kind=x"))
-    assert sorted(place for place, _, _ in found) == [
-        'command line: data.kind = "x"',
-        "command line: oops",
-        "command line: training.step = 5",
-        "r.yaml:3: repeats = 0",
-    ]
-
-
-# --- sizes ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_sweep_beyond_all_measure_is_refused_with_its_numbers(tmp_path: Path) -> None:
     seeds = ", ".join(map(str, range(1, 401)))
     text = HEAD_LINES + f"repeats: 3\nsweep: {{grid: {{training.seed: [{seeds}], training.steps: [{seeds}]}}}}\n"
@@ -707,9 +463,6 @@ def test_a_sweep_beyond_all_measure_is_refused_with_its_numbers(tmp_path: Path) 
     (problem,) = problems(tmp_path, HEAD_LINES + "repeats: 100001\n")
     assert problem.message == "100001 repeats are 100,001 runs, above 100,000"
     assert read(tmp_path, HEAD_LINES + "repeats: 100000\n").repeats == MOST_RUNS
-
-
-# --- what is read ---------------------------------------------------------------------------------------------------
 
 
 def test_values_come_in_their_fields_types(tmp_path: Path) -> None:
@@ -740,54 +493,6 @@ def test_the_recorded_text_of_a_shipped_recipe_is_the_recipe(tmp_path: Path, pat
     again = read(tmp_path, recipe.text)
     assert dataclasses.replace(again, file=recipe.file) == recipe
 
-
-# --- nothing but an InputError, whatever is written -----------------------------------------------------------------
-
-WORDS = st.sampled_from([*RECIPE.fields, *SECTIONS, "environment", "sweep", "grid", "points", "preset", "x", "impl",
-                         "cuda_graph_scope", "steps", "A_B", "${training.steps}", "tiny_moe", "???", "bf16", "none"])  # fmt: skip
-SCALARS = st.one_of(
-    WORDS, st.text(max_size=6), st.none(), st.booleans(), st.integers(-3, 2**70), st.floats(), st.dates()
-)
-TREES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS | st.text(max_size=4), inner, max_size=4),
-    max_leaves=12,
-)
-SWEEPS = st.fixed_dictionaries({}, optional={
-    "grid": TREES | st.dictionaries(st.sampled_from(list(RECIPE.fields)), st.lists(TREES, max_size=3), max_size=3),
-    "points": TREES | st.lists(st.dictionaries(st.sampled_from(list(RECIPE.fields)), SCALARS, max_size=3), max_size=3),
-})  # fmt: skip
-
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(fields=st.dictionaries(WORDS, TREES, max_size=5), sweep=st.none() | TREES | SWEEPS, whole=st.booleans())
-def test_any_tree_is_a_recipe_or_a_list_of_problems(
-    tmp_path: Path, fields: dict[str, Any], sweep: Any, whole: bool
-) -> None:
-    tree = fields | ({} if sweep is None else {"sweep": sweep}) | ({"name": "x", "model": "tiny_moe"} if whole else {})
-    only_input_errors(tmp_path, yaml.safe_dump(tree, allow_unicode=True))
-
-
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(st.sampled_from("ab:{}[]-,&*!|>'\"#?%\n\t ${}."), max_size=30))
-def test_any_text_is_a_recipe_or_a_list_of_problems(tmp_path: Path, text: str) -> None:
-    only_input_errors(tmp_path, HEAD_LINES + text)
-
-
-def only_input_errors(folder: Path, text: str) -> None:
-    try:
-        cells = expand(read(folder, text), "cpu")
-    except InputError as error:
-        assert error.problems
-        for problem in error.problems:
-            assert "r.yaml" in problem.place
-            assert problem.message
-            assert str(problem).isprintable() or "\n" in str(problem)
-    else:
-        assert cells
-
-
-# --- the reference --------------------------------------------------------------------------------------------------
 
 REFERENCE = (ROOT / "docs" / "recipes.md").read_text()
 
