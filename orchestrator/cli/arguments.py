@@ -35,7 +35,7 @@ def add_planning(parser: Parser) -> None:
     parser.add_argument(
         "--even-if-oom",
         action="store_true",
-        help="run cells even if their forecast exceeds the GPU memory (docs/memory.md)",
+        help="run cells even if their memory forecast exceeds the GPU's memory (docs/memory.md)",
     )
     add_budget(parser)
     add_target(parser)
@@ -58,8 +58,8 @@ def add_recipe(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="key=value",
-        help="keep only cells with this value: cuda_graph.impl=torch_compile; repeat it for other keys, or for other values "
-        "of a key",
+        help="keep only cells with this value, such as cuda_graph.impl=torch_compile; give it again to add a value of the "
+        "same key, or to narrow the choice by another key",
     )
 
 
@@ -77,7 +77,7 @@ def add_target(parser: Parser) -> None:
         "--executor",
         choices=("auto", "slurm", "local", "debug"),
         default="auto",
-        help="auto: Slurm if this host is set up for it, else local; debug: on this host, one bundle after another, in the foreground",
+        help="auto takes slurm if this host is set up for it, else local; debug runs one bundle after another here, in the foreground",
     )
     parser.add_argument(
         "--cluster", metavar="NAME", help="use this Slurm cluster profile, not the recipe's (docs/clusters.md)"

@@ -25,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--nsys",
         action="store_true",
-        help="in place of a recipe, describe a profile of Nsight Systems: a .nsys-rep file, or its export to .sqlite",
+        help="describe a profile of Nsight Systems; name its .nsys-rep file, or the .sqlite export, in place of the recipe",
     )
 
 

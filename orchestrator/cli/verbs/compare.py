@@ -21,9 +21,9 @@ EXAMPLE = "compare golden/tiny_moe.json tiny_moe --junit compare.xml"
 
 
 def add_arguments(parser: Parser) -> None:
-    sides = "name of a sweep, its folder, or a file: report.json, or the file that report --golden wrote"
+    sides = "its name, its folder, its report.json, or its golden file (report --golden)"
     parser.add_argument("before", metavar="A", help=f"earlier sweep: {sides}")
-    parser.add_argument("after", metavar="B", help="later sweep, in the same form")
+    parser.add_argument("after", metavar="B", help="later sweep, named in the same way")
     parser.add_argument(
         "--memory-tolerance",
         type=non_negative("share"),

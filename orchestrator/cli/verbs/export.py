@@ -32,7 +32,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--best",
         action="store_true",
-        help="print the fastest passing cell of each task; give a sweep in place of the recipe",
+        help="print only the fastest passing cell of each task; name a sweep in place of the recipe",
     )
 
 

@@ -40,13 +40,13 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--calibrate",
         action="store_true",
-        help="calibrate the memory forecast for this site instead; give the name of a finished sweep in place of the recipe",
+        help="fit the memory forecast to this site, from a finished sweep; name that sweep in place of the recipe",
     )
     parser.add_argument(
         "--explain",
         nargs=2,
         metavar=("memory", "CELL"),
-        help="print the forecast of a cell's GPU memory instead, term by term; CELL is a label or an id, or the beginning of one",
+        help="print only the memory forecast of one cell, term by term; CELL is a label or an id, or the beginning of one",
     )
 
 

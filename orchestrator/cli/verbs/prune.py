@@ -25,14 +25,14 @@ def add_arguments(parser: Parser) -> None:
         "--older-than",
         type=non_negative("number of days"),
         metavar="DAYS",
-        help="only sweeps whose last run ended more than DAYS days ago",
+        help="delete only sweeps whose last run ended more than DAYS days ago",
     )
     parser.add_argument(
         "--keep",
         choices=("nothing", "reports"),
         default="nothing",
-        help="reports: keep the reports and the records that they are written from; delete logs, the output of jobs and "
-        "local copies of W&B runs",
+        help="reports: keep the reports and their records; delete only logs, the output of jobs and local copies of "
+        "W&B runs",
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, but delete nothing")
     add_json(parser)

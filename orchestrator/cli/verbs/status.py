@@ -33,7 +33,7 @@ EXAMPLE = "status tiny_moe --watch"
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("sweep", nargs="?", help="name of a sweep; without it, all sweeps are listed")
+    parser.add_argument("sweep", nargs="?", help="name of a sweep (default: list all sweeps)")
     parser.add_argument("--watch", action="store_true", help="keep showing the state until nothing runs")
     add_json(parser)
 

@@ -35,7 +35,7 @@ FOR_COMMANDS: Mapping[str, tuple[int, str]] = {
     "repeats": (3, "number of runs of each program"),
     "steps": (
         LEAST_STEPS,
-        "number of optimizer steps to compare; the program must take that many, and on a GPU three more: {steps} in its command",
+        "number of optimizer steps to compare; {steps} in a command becomes this number, on a GPU plus three for the profiler",
     ),
     "ranks": (1, "number of ranks that the program starts"),
 }
@@ -51,13 +51,13 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--from-logs", action="store_true",
-        help="run nothing: --eager and --graphed name the logs of runs made elsewhere, one per repeat",
+        help="run nothing: --eager and --graphed then name the logs of earlier runs, one per repeat",
     )  # fmt: skip
     parser.add_argument(
         "--capture-step",
         type=whole_number,
         metavar="K",
-        help="with --from-logs, compare the steps after K (default: all)",
+        help="with --from-logs, compare only the steps after K (default: all steps)",
     )
     for option, (default, what) in FOR_COMMANDS.items():
         parser.add_argument(
