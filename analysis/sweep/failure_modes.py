@@ -38,9 +38,13 @@ def _failures(result: CellResult) -> dict[tuple[str, str], Outcome]:
     outcomes: dict[tuple[str, str], Outcome] = {}
     for attempt in attempts_of(result.runs):
         if not (outcome := attempt.outcome).results_intact:
-            kind = outcome.failure_class or outcome.outcome, f"{outcome.outcome} in {outcome.phase}"
-            outcomes.setdefault(kind, outcome)
+            outcomes.setdefault(kind_of(outcome), outcome)
     return outcomes
+
+
+def kind_of(outcome: Outcome) -> tuple[str, str]:
+    """Return the name and the ending of the failure mode of ``outcome``."""
+    return outcome.failure_class or outcome.outcome, f"{outcome.outcome} in {outcome.phase}"
 
 
 def _mode(key: tuple[str, str], found: Sequence[tuple[CellResult, Outcome]]) -> FailureMode:

@@ -142,10 +142,29 @@ def test_failures_are_told_by_kind_with_whether_eager_has_them_too(tmp_path: Pat
         "SYNC_IN_CAPTURE", "CAPTURE_FAILED in capture", 3, (),
     )  # fmt: skip
     assert (memory.ending, len(memory.graphed), len(memory.eager)) == ("CUDA_OOM in warmup", 1, 1)
-    text = section(report_text(sweep), "Failure modes")
-    assert "| SYNC_IN_CAPTURE | CAPTURE_FAILED in capture | 3: `torch_compile, lr 0.002`; " in text
-    assert "| do not fail | .item() | remove it |" in text
-    assert "fail in the same way: graphs are not the cause | out of memory | less |" in text
+    both, graphed = section(report_text(sweep), "Failures").strip().splitlines()
+    assert (
+        "- **CUDA_OOM** in phase warmup, class CUDA_OOM; A0, repeats 0, 1, attempt 1, rank 0; A1, repeats 0, 1, "
+        in both
+    )
+    assert both.endswith("out of memory. Fix: less. Eager runs fail in the same way: graphs are not the cause.")
+    assert "; B1, repeats 0, 1, attempt 1, rank 0; C1, " in graphed and "; D1, " in graphed
+    assert graphed.endswith(": .item(). Fix: remove it. No eager run fails in this way.")
+
+
+def test_failures_whose_messages_differ_in_numbers_are_told_once(tmp_path: Path) -> None:
+    def fail(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            message = f"tried to allocate {run.spec.repeat + 2} MiB at 0x{run.spec.repeat}f"
+            failure = "OOM" if run.spec.training.learning_rate == 1e-3 else "other"
+            run.outcome = Outcome(
+                "CUDA_OOM", "capture", "b", 0.0, 1.0, 0, "OOM_CAPTURE", f"{failure}: {message}", "less"
+            )
+
+    text = section(report_text(write_sweep(tmp_path, workloads=2, edit=fail)), "Failures").strip()
+    assert [line.partition(": ")[2].partition(" at ")[0] for line in text.splitlines()] == [
+        "OOM: tried to allocate 2 MiB", "other: tried to allocate 2 MiB",
+    ]  # fmt: skip
 
 
 def test_a_reason_of_several_cells_is_told_once(tmp_path: Path) -> None:
@@ -155,5 +174,5 @@ def test_a_reason_of_several_cells_is_told_once(tmp_path: Path) -> None:
     assert text.count(RULE.rule) == 1
 
 
-def test_a_clean_sweep_has_no_failure_modes(tmp_path: Path) -> None:
-    assert "## Failure modes" not in report_text(write_sweep(tmp_path))
+def test_a_clean_sweep_has_no_failures(tmp_path: Path) -> None:
+    assert "## Failures" not in report_text(write_sweep(tmp_path))
