@@ -21,6 +21,7 @@ from analysis.speed.step_time import StepTime
 from analysis.sweep.cell_results import CellResult, CellSpeed
 from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.labels import task_words
+from analysis.sweep.loss_trajectory import LossTrajectory, describe_divergence
 from analysis.sweep.ranking import Ranking, rank
 from launch.contract.outcomes import Outcome
 from launch.contract.spec import Parallelism, Placement, RunSpec, Training, spec_to_json
@@ -135,8 +136,8 @@ def test_graphed_cells_of_a_workload_are_told_apart_by_their_repeats(
 @pytest.mark.parametrize(
     ("lost", "said"),
     [
-        (lambda step: 5.0, "5 nats apart in the first 2 steps, and the bound is 0.01"),
-        (lambda step: 0.02 * (step == 1), "0.02 nats apart in the first 2 steps, and the bound is 0.01"),
+        (lambda step: 5.0, "5 nats apart in the first step, and the bound is 0.01"),
+        (lambda step: 0.02 * (step == 1), "0.02 nats apart in the second step, and the bound is 0.01"),
         (lambda step: 0.02 * max(step - 1, 0), "1.17 nats apart in the mean over 120 steps, and the bound is 0.5"),
         (lambda step: 0.004, None),
         (lambda step: 10.0 * (step == 60), None),  # A change of kernels alone may cause such a spike.
@@ -157,6 +158,20 @@ def test_what_trains_something_else_is_not_ranked(tmp_path: Path, lost: Any, sai
     assert ranking.not_ranked == (("eager, lr 0.002", why), ("torch, lr 0.002", why))
 
 
+def described(own: tuple[float, ...], other: tuple[float, ...]) -> str:
+    return describe_divergence(LossTrajectory(own, 3.0, 100), LossTrajectory(other, 3.0, 100))
+
+
+def test_the_second_loss_may_differ_by_a_share_of_what_the_first_update_changed() -> None:
+    """Numbers of GPT-OSS-20B in two engines, then of a learning rate that is 10% higher."""
+    assert not described((12.6936, 11.4787), (12.6902, 11.4542))
+    assert described((12.6936, 11.4787), (12.6936, 11.3572)) == "0.121 nats apart in the second step, and the bound is 0.0607"
+    # A side that did not update moves nothing, and gets no wider bound from the other side's update.
+    assert described((12.6936, 11.4787), (12.6936, 12.6936)) == "1.21 nats apart in the second step, and the bound is 0.01"
+    assert described((float("nan"), 11.0), (12.0, 11.0)) == "nan nats apart in the first step, and the bound is 0.01"
+    assert not described((12.0,), (12.005,))
+
+
 def test_paragraph_one_says_what_trains_something_else_and_does_not_name_it_fastest(tmp_path: Path) -> None:
     def otherwise(run: AttemptRecord) -> None:
         timed(run)
@@ -169,7 +184,7 @@ def test_paragraph_one_says_what_trains_something_else_and_does_not_name_it_fast
     text = summarise(results).text
     assert (
         "**1 eager cell left out of the ranking**: `eager, lr 0.002` (losses unlike those of eager, lr 0.001: "
-        "5 nats apart in the first 2 steps, and the bound is 0.01)."
+        "5 nats apart in the first step, and the bound is 0.01)."
     ) in text
     assert "Fastest" not in text
 
