@@ -10,6 +10,7 @@ from itertools import dropwhile, pairwise
 from pathlib import PurePath
 
 from launch.common.flag_difference import read_flags
+from launch.contract.records.inspection import INSPECTED_STEPS
 from launch.contract.records.probe import HOST_STEPS, TRACED_STEPS
 from launch.contract.spec import Command, Parallelism, Placement, RunSpec, Training
 from launch.frameworks import FRAMEWORKS
@@ -121,11 +122,10 @@ def module_of(words: Sequence[str]) -> str:
 def observed_steps(spec: RunSpec) -> int:
     """Return the number of steps that the program must run: the recipe's steps, and on a GPU also those of the profiler.
 
-    For ``advise``, the host's time is measured before them.
+    For ``advise``, the host's time is measured before them, and further steps have their operators compared.
     """
-    if spec.placement.device != "cuda":
-        return spec.training.steps
-    return spec.training.steps + TRACED_STEPS + (HOST_STEPS if spec.inspect else 0)
+    traced = TRACED_STEPS if spec.placement.device == "cuda" else 0
+    return spec.training.steps + traced + (bool(traced) * HOST_STEPS + INSPECTED_STEPS if spec.inspect else 0)
 
 
 def _words(spec: RunSpec) -> tuple[str, ...]:

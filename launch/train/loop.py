@@ -15,13 +15,14 @@ import torch
 
 from launch.contract.errors import CaptureError
 from launch.contract.records.events import SETTLE_STEPS, Phase, StepPhase
+from launch.contract.records.inspection import INSPECTED_STEPS
 from launch.contract.records.probe import PROBED_STEPS
 from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import RunSpec
 from launch.engines.profile_ranges import RANGES
 from launch.engines.protocol import Engine, RankPlace, StepKind, StepResult
 from launch.train.data_loader import TokenSource, batch
-from launch.train.inspection.capture_blockers import INSPECTED_STEPS, inspect
+from launch.train.inspection.capture_blockers import inspect
 from launch.train.inspection.check_memory import eager_step_bytes
 from launch.train.inspection.step_check import check_step
 from launch.train.telemetry.event_log import Recorder

@@ -35,7 +35,7 @@ ON_CPU = (
 FINDINGS: Mapping[FindingKind, str] = {
     "synchronisation": "the host waits for the device",
     "shape": "a shape depends on the data",
-    "operators": "the operators depend on the data",
+    "operators": "the operators change from step to step",
     "generator": "random numbers come from a generator that a capture does not know",
     "host generator": "random numbers come from a generator of the host",
     "default generator": "random numbers come from the default generator",
@@ -57,17 +57,19 @@ NOTHING_BREAKS = (
 )
 NOTHING_SEEN: Mapping[FindingKind, str] = {
     "synchronisation": "no line made the host wait",
+    "shape": "shapes and operators stayed the same",
+    "generator": "no generator unknown to a capture was used",
     "kernels": "the kernels stayed the same from step to step, as far as the profiler shows them",
     "allocation": "PyTorch took no memory from the driver",
 }
 """What the observer of a user's program can say if it finds nothing of a kind."""
-UNSEEN = (
-    "The observer does not see shapes, operators and random generators. Lines of your code that choose by the data on the host, "
-    "or draw from a generator of their own, are not listed. It does not know which part of the step you capture: a line outside of "
-    "it breaks nothing, but a wait there still holds the host up."
+OF_ANY_PART = (
+    "The observer does not know which part of the step you capture: a line outside of it breaks nothing, but a wait there still "
+    "holds the host up. It saw a few steps: work of rare steps, such as an evaluation, is not listed."
 )
 UNKNOWN_KERNELS = "Whether the kernels change is unknown, because the profiler missed a launch."
-UNSEEN_ON_CPU = "Unknown: the observer of a user's program sees this only on a GPU."
+UNKNOWN_OPERATORS = "Shapes, operators and generators are unknown, because a step ended on another thread, or within a dispatch mode of the program."
+UNKNOWN_WAITS = "Where the host waits shows only on a GPU."
 LEFT_OUT: Mapping[bool, str] = {
     False: "Left out, because they cannot work with this workload:",
     True: "Left out, because they run but are known to compute wrong results:",
@@ -81,11 +83,7 @@ def describe_limits(plan: Plan) -> str:
     specs = [cell.run_spec for cell in plan.cells if cell.state == "run" and cell.run_spec.placement.device == "cpu"]
     if not specs:
         return ""
-    of_program = ", nor what breaks a capture" * any(spec.engine == "command" for spec in specs)
-    return (
-        f"on a CPU the advice will not say whether graphs help{of_program}. Fix: run it on a host with a GPU, or submit it with "
-        "--executor slurm"
-    )
+    return "on a CPU the advice will not say whether graphs help. Fix: run it on a host with a GPU, or submit it with --executor slurm"
 
 
 def render(plan: Plan, advice: Sequence[Advice]) -> str:
@@ -189,8 +187,7 @@ def _histogram(kernels: Kernels) -> str:
 
 def _capture_blockers(advice: Advice) -> list[str]:
     if advice.findings is None:
-        unknown = UNSEEN_ON_CPU if advice.of_program and advice.on_cpu else NOT_INSPECTED
-        return [] if advice.unmeasured else ["### What breaks a capture", unknown]
+        return [] if advice.unmeasured else ["### What breaks a capture", NOT_INSPECTED]
     blocks = ["### What breaks a capture"]
     if advice.capture_blockers:
         blocks.append(table(("where", "what", "per step", "fix"), map(_finding_row, advice.capture_blockers)))
@@ -199,10 +196,10 @@ def _capture_blockers(advice: Advice) -> list[str]:
             f"The host waited another {advice.unplaced_waits:g} times per step in places that PyTorch does not report. Events, "
             "streams or libraries may cause such waits."
         )
-    if len(blocks) == 1:
+    if len(blocks) == 1 and advice.sought:
         blocks.append(f"Nothing was found: {_nothing(advice)}")
     if advice.of_program:
-        blocks.append(UNSEEN if "kernels" in advice.sought else f"{UNKNOWN_KERNELS} {UNSEEN}")
+        blocks.append(" ".join([*_unknown(advice), OF_ANY_PART]))
     known = [found for found in advice.findings if found.kind == "default generator"]
     if known:
         lines = ", ".join(_where(found) for found in known)
@@ -210,9 +207,18 @@ def _capture_blockers(advice: Advice) -> list[str]:
     return blocks
 
 
+def _unknown(advice: Advice) -> list[str]:
+    """Return what the observer could not see of the steps of a user's program."""
+    if advice.on_cpu:
+        seen = {"shape": UNKNOWN_OPERATORS, "synchronisation": UNKNOWN_WAITS}
+    else:
+        seen = {"shape": UNKNOWN_OPERATORS, "kernels": UNKNOWN_KERNELS}
+    return [text for kind, text in seen.items() if kind not in advice.sought]
+
+
 def _nothing(advice: Advice) -> str:
     if advice.of_program:
-        return f"{', '.join(NOTHING_SEEN[kind] for kind in advice.sought)}."
+        return f"{', '.join(NOTHING_SEEN[kind] for kind in advice.sought if kind in NOTHING_SEEN)}."
     waits = "" if advice.on_cpu else "no line made the host wait, "
     return f"{waits}{NOTHING_BREAKS}"
 

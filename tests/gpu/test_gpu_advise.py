@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from launch.contract.records.inspection import Inspection
+from launch.contract.records.inspection import KINDS, Inspection
 from launch.contract.spec import CudaGraph, Model, RunSpec
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import build
@@ -182,10 +182,14 @@ def test_a_users_program_is_advised_by_its_lines(tmp_path: Path, flag: str) -> N
     workload = advised(tmp_path, f"command.run='{run}'", recipe=OWN_RECIPE)
     assert workload["worth"] == "much" and workload["step"]["launch_bound"] > 0.5, workload
     assert workload["kernels"]["share_below_50_us"] > 0.9 and sum(workload["kernels"]["counts"]) > 100
-    assert workload["sought"] == ["synchronisation", "kernels", "allocation"], "the trace has every launch"
+    assert workload["sought"] == list(KINDS), "the trace has every launch"
     assert (workload["step"]["host_ms"] is None) == (flag == "--waits")
     assert workload["points"] == [{"command.graphs.whole": ["--graph"]}] and workload["own_graphs"] == 0
-    expected = {"--waits": [("synchronisation", "train.py", "loss.item()")], "--grows": [("kernels", "", "")]}
+    forward = "loss = model(torch.ones(rows, 64)).square().mean()"
+    expected = {
+        "--waits": [("synchronisation", "train.py", "loss.item()")],
+        "--grows": [("shape", "train.py", forward), ("kernels", "", "")],
+    }
     found = [(one["kind"], one["file"], one["code"]) for one in workload["findings"]]
     assert found == expected.get(flag, []), workload["findings"]
 

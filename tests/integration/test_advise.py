@@ -58,14 +58,18 @@ def test_what_failed_is_advised_by_the_rules_alone(host: Host) -> None:
 
 
 def test_a_users_program_is_advised_from_its_eager_run(host: Host) -> None:
-    """Its eager command runs once under the observer. On a CPU the advice claims nothing of the step."""
-    (host.folder / "train.py").write_text(PROGRAM)
+    """Its eager command runs once under the observer. On a CPU only its operators are inspected."""
+    changes = "    data[data > step / 32].sum()\n    optimizer.zero_grad()\n"
+    (host.folder / "train.py").write_text(PROGRAM.replace("    optimizer.zero_grad()\n", changes))
     path = host.write(program_recipe("mine", RUN, GRAPHS))
     first = host.run("advise", path, "--executor", "local")
     assert first.returncode == 0, first.stdout + first.stderr
-    assert "on a CPU the advice will not say whether graphs help, nor what breaks a capture." in first.stdout
+    assert "on a CPU the advice will not say whether graphs help. Fix" in first.stdout
     assert "There are no CUDA graphs on a CPU" in first.stdout
-    assert "Unknown: the observer of a user's program sees this only on a GPU." in first.stdout
+    assert (
+        "| `train.py:11` in `<module>`: `data[data > step / 32].sum()` | a shape depends on the data: " in first.stdout
+    )
+    assert "Where the host waits shows only on a GPU." in first.stdout
     assert "  graphs:\n    none: []\n    compiled: [--compile]\n" in first.stdout
     (spec,) = (read_json(run / "spec.json") for run in (host.sweep("mine-advice").root / "runs").iterdir())
     assert (spec["training"]["steps"], spec["inspect"], spec["cuda_graph"]["impl"]) == (26, True, "none")
@@ -73,5 +77,6 @@ def test_a_users_program_is_advised_from_its_eager_run(host: Host) -> None:
     again = host.run("advise", path, "--executor", "local", "--json")
     assert again.returncode == 0 and "1 on disk" in again.stderr
     (workload,) = validated("advise", again.stdout)["workloads"]
-    assert (workload["findings"], workload["sought"], workload["worth"]) == (None, [], "unknown")
+    assert ([one["kind"] for one in workload["findings"]], workload["worth"]) == (["shape"], "unknown")
+    assert "synchronisation" not in workload["sought"]
     assert workload["points"] == [{"command.graphs.compiled": ["--compile"]}]

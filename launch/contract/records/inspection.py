@@ -16,10 +16,14 @@ the operators or the kernels change from step to step. The generators: random nu
 capture does not know, from a host generator, or from the default generator. "allocation": PyTorch's allocator takes memory
 from the driver."""
 KINDS: tuple[FindingKind, ...] = get_args(FindingKind)
+INSPECTED_STEPS = 2
+"""The number of steps whose operators are compared. Two are the fewest."""
+OF_OPERATORS: tuple[FindingKind, ...] = KINDS[1:6]
+"""What the operators of a few steps show, on any device."""
 OF_ENGINES: tuple[FindingKind, ...] = KINDS[:6]
 """What an inspection of this project's engines looks for."""
-OF_PROGRAMS: tuple[FindingKind, ...] = ("synchronisation", "kernels", "allocation")
-"""What the observer of a user's program looks for, from outside."""
+OF_TRACES: tuple[FindingKind, ...] = ("synchronisation", "kernels", "allocation")
+"""What the observer of a user's program finds in a trace of its steps, on a GPU."""
 
 
 @dataclass(frozen=True)

@@ -254,11 +254,9 @@ class TrainingSteps:
         self._rank.write_changed_settings()
         if cost := self.own_time.describe():
             recorder.note(cost)
-        if self._spec.placement.device != "cuda":
-            return
         if self._spec.inspect:
-            self._inspected = InspectedSteps(recorder)
-        else:
+            self._inspected = InspectedSteps(recorder, self._spec.placement.device)
+        elif self._spec.placement.device == "cuda":
             self._trace = StepsTrace()
 
     def write(self, *, at_end: bool = False) -> None:

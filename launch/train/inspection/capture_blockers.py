@@ -10,20 +10,18 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 import torch
 
-from launch.contract.records.inspection import Finding, FindingKind, Inspection
-from launch.train.inspection.dispatch_trace import CaptureBlocker, Operators, default_generators, first_divergence
-from launch.train.inspection.source_line import NOWHERE, Line, current_user_line
+from launch.contract.records.inspection import Finding, Inspection
+from launch.train.inspection.dispatch_trace import CaptureBlocker
+from launch.train.inspection.source_line import Line, current_user_line
+from launch.train.inspection.step_operators import StepOperators, findings_of
 from launch.train.telemetry.kernel_times import kernels_of
 from launch.train.telemetry.profiler import calls_of, host_syncs, is_kernel, trace
 
-INSPECTED_STEPS = 2
-"""The smallest number of steps that can be compared."""
 _WARNING = "called a synchronizing CUDA operation"
 """The text of PyTorch's warning (c10/cuda/CUDAFunctions.cpp, warn_or_error_on_sync)."""
 _LONGEST_REASON = 300
@@ -37,7 +35,7 @@ def inspect(step: Step, batches: Sequence[torch.Tensor]) -> Inspection:
     All ranks must call this together.
     """
     if batches[0].device.type == "cpu":
-        return Inspection(_dispatched(step, batches))
+        return Inspection(tuple(_dispatched(step, batches)))
     waited: list[CaptureBlocker] = []
     compiled = compiled_functions()
 
@@ -103,48 +101,10 @@ def compile_obstacle() -> str:
     return f"Dynamo did not compile a part: {found[:_LONGEST_REASON]}" if found else ""
 
 
-# --- operators ------------------------------------------------------------------------------------------------------
-
-
-def _dispatched(step: Step, batches: Sequence[torch.Tensor]) -> tuple[Finding, ...]:
+def _dispatched(step: Step, batches: Sequence[torch.Tensor]) -> list[Finding]:
     """Find differences between steps, and generators that steps draw from."""
-    generators = default_generators(batches[0].device)
-    before = [generator.get_state() for generator in generators]
-    operations, drawn = [], []
+    operators = StepOperators(batches[0].device, current_user_line)
     for batch in batches:
-        with Operators(generators) as seen:
+        with operators.begin():
             step(batch)
-        operations.append(seen.operations)
-        drawn += seen.drawn
-    drawn += _hidden_draws(generators, before, drawn)
-    changes = [change for later in operations[1:] for change in first_divergence(operations[0], later)]
-    return (*findings_of(changes, len(batches) - 1), *findings_of(drawn, len(batches)))
-
-
-def _hidden_draws(
-    generators: Mapping[torch.Generator, FindingKind], before: Sequence[torch.Tensor], drawn: Sequence[CaptureBlocker]
-) -> list[CaptureBlocker]:
-    """Return generators that advanced without a visible operator, for example in compiled code or a library."""
-    known = {seen.kind for seen in drawn}
-    return [
-        CaptureBlocker(kind, NOWHERE, "in compiled code or a library")
-        for (generator, kind), state in zip(generators.items(), before, strict=True)
-        if kind not in known and not torch.equal(generator.get_state(), state)
-    ]
-
-
-def findings_of(seen: Sequence[CaptureBlocker], steps: int) -> list[Finding]:
-    """Return one finding per line and kind, in order of first occurrence.
-
-    Drop changing shapes without a line if others have a line, because the backward pass repeats those of the forward pass.
-    """
-    counts = Counter((one.kind, one.line) for one in seen)
-    details: dict[tuple[FindingKind, Line], str] = {}
-    for one in seen:
-        details.setdefault((one.kind, one.line), one.detail)
-    has_line = any(kind == "shape" and line != NOWHERE for kind, line in counts)
-    return [
-        Finding(kind, line.name, line.number, line.function, line.code, count / steps, details[kind, line])
-        for (kind, line), count in counts.items()
-        if not (has_line and kind == "shape" and line == NOWHERE)
-    ]
+    return operators.findings()

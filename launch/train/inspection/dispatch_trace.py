@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 from launch.contract.records.inspection import FindingKind
-from launch.train.inspection.source_line import Line, current_user_line
+from launch.train.inspection.source_line import Line
 
 Shapes = tuple[tuple[int, ...], ...]
+_READ = "aten._local_scalar_dense"
+"""Reads a value on the host. Waits are found apart, and a value that is logged in some steps changes nothing on the device."""
 
 
 class Operation(NamedTuple):
@@ -41,20 +43,32 @@ def default_generators(device: torch.device) -> dict[torch.Generator, FindingKin
 
 
 class Operators(TorchDispatchMode):
-    """Records every dispatched operator, also in the backward pass, and the operators that draw random numbers.
+    """Records every operator on the device, also in the backward pass, and the operators that draw random numbers.
 
     Args:
         generators: the default generators, the device's first.
+        find_line: returns the line of code that runs.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, generators: Mapping[torch.Generator, FindingKind]) -> None:
+    def __init__(self, generators: Mapping[torch.Generator, FindingKind], find_line: Callable[[], Line]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._generators = generators
+        self._generators, self._find_line = generators, find_line
         self._device = next(iter(generators)).device.type
         self.operations: list[Operation] = []
         self.drawn: list[CaptureBlocker] = []
+        self._stopped = False
+
+    def stop(self) -> bool:
+        """Leave the mode, where no block surrounds the step. Return False if that is not possible here.
+
+        Then the mode stays without effect: the step ended on another thread, or within a mode that began later.
+        """
+        self._stopped = _get_current_dispatch_mode() is not self
+        if not self._stopped:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return not self._stopped
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -63,16 +77,22 @@ class Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._stopped:
+            return func(*args, **kwargs)
         may_draw = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         generators = self._generators_of(args, kwargs) if may_draw else {}
         before = [generator.get_state() for generator in generators]
         result = func(*args, **kwargs)
-        name, line = str(func).removesuffix(".default"), current_user_line()
-        self.operations.append(Operation(name, _shapes((args, kwargs)), _shapes(result), line))
+        name, line = str(func).removesuffix(".default"), self._find_line()
+        if name != _READ and self._is_on_device((args, kwargs, result)):
+            self.operations.append(Operation(name, _shapes((args, kwargs)), _shapes(result), line))
         for (generator, kind), state in zip(generators.items(), before, strict=True):
             if not torch.equal(generator.get_state(), state):
                 self.drawn.append(CaptureBlocker(kind, line, name))
         return result
+
+    def _is_on_device(self, tree: Any) -> bool:
+        return any(leaf.device.type == self._device for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
     def _generators_of(self, args: Any, kwargs: Any) -> dict[torch.Generator, FindingKind]:
         """Return the generators from which an operator may draw.
@@ -87,7 +107,9 @@ class Operators(TorchDispatchMode):
 
 
 def _shapes(tree: Any) -> Shapes:
-    return tuple(tuple(leaf.shape) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    leaves = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    # A nested tensor has no shape.
+    return tuple(() if leaf.is_nested else tuple(leaf.shape) for leaf in leaves)
 
 
 def first_divergence(first: Sequence[Operation], second: Sequence[Operation]) -> list[CaptureBlocker]:

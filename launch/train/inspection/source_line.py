@@ -17,7 +17,9 @@ from launch import ROOT
 from launch.common.redact import redact
 
 _FOLDER = Path(__file__).resolve().parent
-_LOOKING = frozenset(str(_FOLDER / name) for name in ("source_line.py", "dispatch_trace.py", "capture_blockers.py"))
+_LOOKING = frozenset(
+    str(_FOLDER / name) for name in ("source_line.py", "dispatch_trace.py", "step_operators.py", "capture_blockers.py")
+)
 """Files that inspect other code, and so are never the cause."""
 _LIBRARIES = (ROOT / "launch", Path(torch.__file__).parent, Path(sysconfig.get_path("stdlib")))
 """Folders whose code is never the user's: the observer, PyTorch and Python. Packages may be installed in the last one."""

@@ -165,9 +165,14 @@ def described(own: tuple[float, ...], other: tuple[float, ...]) -> str:
 def test_the_second_loss_may_differ_by_a_share_of_what_the_first_update_changed() -> None:
     """Numbers of GPT-OSS-20B in two engines, then of a learning rate that is 10% higher."""
     assert not described((12.6936, 11.4787), (12.6902, 11.4542))
-    assert described((12.6936, 11.4787), (12.6936, 11.3572)) == "0.121 nats apart in the second step, and the bound is 0.0607"
+    assert (
+        described((12.6936, 11.4787), (12.6936, 11.3572))
+        == "0.121 nats apart in the second step, and the bound is 0.0607"
+    )
     # A side that did not update moves nothing, and gets no wider bound from the other side's update.
-    assert described((12.6936, 11.4787), (12.6936, 12.6936)) == "1.21 nats apart in the second step, and the bound is 0.01"
+    assert (
+        described((12.6936, 11.4787), (12.6936, 12.6936)) == "1.21 nats apart in the second step, and the bound is 0.01"
+    )
     assert described((float("nan"), 11.0), (12.0, 11.0)) == "nan nats apart in the first step, and the bound is 0.01"
     assert not described((12.0,), (12.005,))
 

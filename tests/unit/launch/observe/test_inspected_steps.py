@@ -12,7 +12,7 @@ import torch
 from torch._C._autograd import DeviceType
 
 from launch.common.typed_json import from_json
-from launch.contract.records.inspection import OF_PROGRAMS, Inspection
+from launch.contract.records.inspection import INSPECTED_STEPS, OF_OPERATORS, OF_TRACES, Finding, Inspection
 from launch.contract.records.probe import HOST_STEPS, Probe
 from launch.frameworks.command_line import observed_steps
 from launch.observe import start
@@ -23,6 +23,7 @@ from tests.unit.launch.observe.observed import PROGRAM, STEPS, observe, spec_of
 GPU = """
 import time, warnings
 import launch.observe.steps.inspected_steps as inspected_steps
+from launch.train.inspection.step_operators import StepOperators
 from tests.unit.launch.observe.test_inspected_steps import Event
 import torch
 taken, modes, events = [7], [], []
@@ -43,6 +44,7 @@ def read(loss):
     return loss.item()
 
 inspected_steps.StepsTrace = lambda: events.clear() or Trace()
+inspected_steps.StepOperators = lambda device, find_line: StepOperators(torch.device("cpu"), find_line)
 torch.cuda.synchronize = lambda: None
 torch.cuda.memory_stats = lambda: {"num_device_alloc": taken[0]}
 torch.cuda.get_sync_debug_mode = lambda: 0
@@ -82,7 +84,7 @@ class Event:
 
 def program(line: str, *, reads: bool) -> str:
     """Return the program with one more ``line`` in each step. It reads its loss in a line of its own, or not at all."""
-    text = PROGRAM.replace("torch.randn(STEPS", "torch.randn(STEPS + 6").replace(
+    text = PROGRAM.replace("torch.randn(STEPS", "torch.randn(STEPS + 8").replace(
         "    model.zero", f"    {line}\n    model.zero"
     )
     shown = "    value = read(loss)\n    launch('add')\n" if reads else "    value = loss.item()\n"
@@ -98,15 +100,17 @@ def inspected(folder: Path, line: str, *, reads: bool = False) -> tuple[Probe, I
     return from_json(Probe, probe["probe"]), from_json(Inspection, inspection["inspection"])
 
 
-def test_the_program_takes_the_steps_of_the_inspection_on_a_gpu_alone() -> None:
+def test_the_program_takes_the_steps_of_the_inspection() -> None:
     plain, on_cpu = spec_of(device="cuda"), spec_of()
-    assert observed_steps(dataclasses.replace(plain, inspect=True)) == observed_steps(plain) + HOST_STEPS
-    assert observed_steps(dataclasses.replace(on_cpu, inspect=True)) == observed_steps(on_cpu) == STEPS
+    further = HOST_STEPS + INSPECTED_STEPS
+    assert observed_steps(dataclasses.replace(plain, inspect=True)) == observed_steps(plain) + further
+    assert observed_steps(dataclasses.replace(on_cpu, inspect=True)) == observed_steps(on_cpu) + INSPECTED_STEPS
 
 
 def test_a_steady_step_has_no_finding(tmp_path: Path) -> None:
     probe, found = inspected(tmp_path, "launch('gemm'); launch('add')")
-    assert found.findings == () and found.waits == 0 and found.sought == OF_PROGRAMS
+    assert found.findings == () and found.waits == 0
+    assert found.sought == (*OF_TRACES, *OF_OPERATORS)
     assert found.kernels is not None and found.kernels.number == probe.kernels == 2
     assert probe.host_ms is not None and probe.host_ms > 0
 
@@ -139,6 +143,80 @@ def test_kernels_that_change_are_one_finding(tmp_path: Path, line: str, detail: 
 def test_memory_that_a_step_takes_from_the_driver_is_found(tmp_path: Path) -> None:
     _, found = inspected(tmp_path, "launch('gemm'); taken[0] += 1")
     assert [(one.kind, one.count) for one in found.findings] == [("allocation", 1.0)]
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+
+
+def longer(line: str, head: str = "") -> str:
+    """Return the program with ``head`` before it and one more ``line`` in each step."""
+    text = PROGRAM.replace("torch.randn(STEPS", "torch.randn(STEPS + 2").replace(
+        "    model.zero", f"    {line}\n    model.zero"
+    )
+    return text.replace("import torch\n", f"import torch\n{head}\n", 1)
+
+
+def inspected_on_cpu(folder: Path, program: str) -> Inspection:
+    seen = observe(folder, program, dataclasses.replace(spec_of(steps=STEPS), inspect=True))
+    assert seen.diagnosis.outcome == "COMPLETED", (seen.diagnosis, seen.log)
+    assert [one.step for one in seen.steps] == list(range(STEPS)) and not seen.events("probe")
+    (inspection,) = seen.events("inspection")
+    return from_json(Inspection, inspection["inspection"])
+
+
+def only(found: Inspection) -> Finding:
+    (finding,) = found.findings
+    assert found.sought == OF_OPERATORS and (finding.file, finding.function) == ("train.py", "<module>")
+    return finding
+
+
+def test_equal_steps_have_no_finding_on_a_cpu(tmp_path: Path) -> None:
+    """A value that is logged in one of two steps changes nothing on the device."""
+    found = inspected_on_cpu(tmp_path, longer("number % 2 and loss.item()"))
+    assert found == Inspection((), sought=OF_OPERATORS)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "detail", "count"),
+    [
+        ("batch[batch > 0].sum()", "shape", "aten.index.Tensor gave (", 1.0),
+        ("number % 2 and batch.cos()", "operators", "aten.cos", 1.0),
+        ("torch.rand(3)", "default generator", "aten.rand", 1.0),
+        (
+            "number % 2 and torch.rand(3, generator=torch.Generator().manual_seed(number))",
+            "generator",
+            "aten.rand",
+            0.5,
+        ),
+    ],
+    ids=["shape", "operators", "default generator", "own generator"],
+)
+def test_what_changes_in_a_program_is_found_with_its_line(
+    tmp_path: Path, line: str, kind: str, detail: str, count: float
+) -> None:
+    found = inspected_on_cpu(tmp_path, longer(line))
+    finding = only(found) if kind != "generator" else next(one for one in found.findings if one.kind == kind)
+    assert (finding.kind, finding.count) == (kind, count) and detail in finding.detail
+    assert longer(line).splitlines()[finding.line - 1].strip() == line
+
+
+MODE = """
+from torch.utils._python_dispatch import TorchDispatchMode
+class Mine(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+number = 0
+"""
+
+
+def test_a_mode_of_the_program_around_its_steps_is_no_obstacle(tmp_path: Path) -> None:
+    found = inspected_on_cpu(tmp_path, longer("batch[batch > 0].sum()", f"{MODE}Mine().__enter__()"))
+    assert only(found).kind == "shape"
+
+
+def test_a_mode_that_begins_within_an_inspected_step_leaves_operators_unknown(tmp_path: Path) -> None:
+    found = inspected_on_cpu(tmp_path, longer(f"number == {STEPS} and Mine().__enter__()", MODE))
+    assert found == Inspection((), sought=())
 
 
 # --- kernels by step ------------------------------------------------------------------------------------------------

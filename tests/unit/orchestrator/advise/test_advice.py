@@ -17,7 +17,7 @@ from launch.common.typed_json import from_json
 from launch.contract.outcomes import Outcome
 from launch.contract.plan import Reason
 from launch.contract.records.graph_stats import GraphStats
-from launch.contract.records.inspection import KINDS, OF_PROGRAMS, Finding, Inspection
+from launch.contract.records.inspection import KINDS, OF_OPERATORS, OF_TRACES, Finding, FindingKind, Inspection
 from launch.contract.records.kernels import BOUNDS_US, Kernels, KernelTime
 from launch.contract.spec import CudaGraph, Device, EngineName
 from orchestrator.advise.advice import Advice, Candidates, advice_to_json, advise, sort_points
@@ -25,10 +25,11 @@ from orchestrator.advise.render import (
     FIXES,
     NOT_INSPECTED,
     NOTHING_BREAKS,
+    OF_ANY_PART,
     ON_CPU,
     UNKNOWN_KERNELS,
-    UNSEEN,
-    UNSEEN_ON_CPU,
+    UNKNOWN_OPERATORS,
+    UNKNOWN_WAITS,
     render,
 )
 from tests.records import EAGER_PROBE, STARTED, AttemptRecord, Edit, Extra, workload_spec, write_sweep, written_cell
@@ -306,15 +307,21 @@ READS = Finding("synchronisation", "train.py", 12, "<module>", "print(loss.item(
 CHANGES = Finding("kernels", "", 0, "", "", 1.0, "120 kernels in one step, 124 in another")
 
 
+OF_PROGRAMS = (*OF_TRACES, *OF_OPERATORS)
+
+
 def test_a_program_without_findings_says_what_was_not_seen(tmp_path: Path) -> None:
     found = inspected(Inspection((), KERNELS, sought=OF_PROGRAMS))
     advice, text = advice_on(tmp_path, found, candidates=OWN, engine="command")
     assert advice.worth == "much" and "at most 1." in text
-    nothing = "Nothing was found: no line made the host wait, the kernels stayed the same"
-    assert nothing in text and UNSEEN in text and NOTHING_BREAKS not in text and UNKNOWN_KERNELS not in text
+    assert "Nothing was found: no line made the host wait, shapes and operators stayed the same, no generator" in text
+    assert "the kernels stayed the same" in text and OF_ANY_PART in text and NOTHING_BREAKS not in text
+    assert not any(unknown in text for unknown in (UNKNOWN_KERNELS, UNKNOWN_OPERATORS, UNKNOWN_WAITS))
     assert "command:\n  graphs:\n    none: []\n    whole: [--graph, 'on']\n```" in text
     (content,) = advice_to_json("name", [advice])["workloads"]
-    assert content["points"] == [{"command.graphs.whole": ["--graph", "on"]}] and content["sought"] == OF_PROGRAMS
+    assert content["points"] == [{"command.graphs.whole": ["--graph", "on"]}] and set(content["sought"]) == set(
+        OF_PROGRAMS
+    )
 
 
 def test_findings_in_a_program_have_its_lines_where_they_are_known(tmp_path: Path) -> None:
@@ -332,7 +339,7 @@ def test_what_one_rank_could_not_see_is_unknown(tmp_path: Path) -> None:
     found = inspected(Inspection((), KERNELS, sought=OF_PROGRAMS), blind)
     advice, text = advice_on(tmp_path, found, ranks=2, engine="command")
     assert advice.sought == ("synchronisation", "allocation")
-    assert UNKNOWN_KERNELS in text and "stayed the same" not in text
+    assert UNKNOWN_KERNELS in text and UNKNOWN_OPERATORS in text and "stayed the same" not in text
 
 
 def test_an_eager_program_that_captures_is_not_eager(tmp_path: Path) -> None:
@@ -345,11 +352,13 @@ def test_an_eager_program_that_captures_is_not_eager(tmp_path: Path) -> None:
     assert "The eager command captured 3 graphs itself" in text
 
 
-def test_on_a_cpu_nothing_of_a_program_is_seen(tmp_path: Path) -> None:
-    advice, text = advice_on(tmp_path, candidates=OWN, device="cpu", engine="command")
-    assert (advice.worth, advice.findings, advice.sought) == ("unknown", None, ())
-    assert text.splitlines()[4] == ON_CPU
-    assert UNSEEN_ON_CPU in text and NOT_INSPECTED not in text and "whole: [--graph" in text
+@pytest.mark.parametrize("sought", [OF_OPERATORS, ()], ids=["operators", "nothing"])
+def test_on_a_cpu_the_operators_of_a_program_are_seen(tmp_path: Path, sought: tuple[FindingKind, ...]) -> None:
+    found = inspected(Inspection((), sought=sought))
+    advice, text = advice_on(tmp_path, found, candidates=OWN, device="cpu", engine="command")
+    assert (advice.worth, advice.findings, advice.sought) == ("unknown", (), sought)
+    assert text.splitlines()[4] == ON_CPU and UNKNOWN_WAITS in text and "whole: [--graph" in text
+    assert ("Nothing was found: shapes" in text) == bool(sought) != (UNKNOWN_OPERATORS in text)
 
 
 # --- what to sweep --------------------------------------------------------------------------------------------------
