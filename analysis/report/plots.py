@@ -175,13 +175,16 @@ def _decades(threshold: float, largest: float) -> list[float]:
 def _speeds(chart: SpeedChart) -> Figure:
     figure = _figure(1.2 + 0.26 * len(chart.bars), 0.07, 0.55, 1)
     axes = figure.subplots()
-    for place, bar in enumerate(reversed(chart.bars)):
+    rows = list(zip(reversed(range(len(chart.bars))), chart.bars, strict=True))
+    for place, bar in rows:
         colour = COLOURS[bar.colour]
         if bar.low is not None and bar.high is not None:
             axes.plot([bar.low, bar.high], [place, place], color=colour, linewidth=2)
             if bar.high > chart.right:
                 axes.plot(chart.right, place, ">", color=colour, clip_on=False)
         axes.plot(bar.ratio, place, "o", color=colour, label=bar.label)
+    # The legend has the verdicts first, from top to bottom.
+    for place, bar in rows:
         if bar.bound is not None:
             axes.plot(bar.bound, place, "k|", markersize=11, label="upper bound")
     axes.axvline(1, color="#999999", linewidth=1)
