@@ -267,10 +267,16 @@ def _expected_failures(ran: Sequence[CellResult]) -> str:
 
 
 def _undecided(ran: Sequence[CellResult]) -> tuple[Speed, CellResult, int] | None:
-    """If no cell is FASTER, return the undecided cell with the largest measured speed-up, and how many others there are."""
+    """Of workloads without a FASTER cell, return the undecided cell with the largest measured speed-up, and how many others there
+    are."""
     timed = [(result.speed.speedup, result) for result in ran if result.passes and not result.speed.timing_doubt]
-    unsure = [(speed, result) for speed, result in timed if speed and speed.verdict == "INCONCLUSIVE"]
-    if not unsure or any(speed and speed.verdict == "FASTER" for speed, _ in timed):
+    decided = {result.cell.workload_id for speed, result in timed if speed and speed.verdict == "FASTER"}
+    unsure = [
+        (speed, result)
+        for speed, result in timed
+        if speed and speed.verdict == "INCONCLUSIVE" and result.cell.workload_id not in decided
+    ]
+    if not unsure:
         return None
     return *max(unsure, key=lambda item: item[0].ratio), len(unsure) - 1
 

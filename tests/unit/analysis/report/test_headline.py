@@ -141,6 +141,15 @@ def test_several_layouts_are_counted_and_the_largest_gain_is_named() -> None:
     )
 
 
+def test_a_workload_without_a_gain_keeps_its_undecided_speed() -> None:
+    eager = [cell(workload=number) for number in range(2)]
+    faster = cell("torch", "BITWISE", speed("FASTER"))
+    unsure = [cell("torch_compile", "BITWISE", speed("INCONCLUSIVE"), workload=number) for number in range(2)]
+    text = summarise([*eager, faster, *unsure]).text
+    assert "Speed undecided: `torch_compile, lr 0.002` ()." in text
+    assert "Speed undecided" not in summarise([eager[0], faster, unsure[0]]).text
+
+
 def test_a_doubt_about_an_interval_without_1_is_named_instead_of_the_order() -> None:
     unsteady = replace(
         speed("INCONCLUSIVE", 3.66), low=2.56, high=5.24, reason="the speed-up changes; measure more steps"
