@@ -1,7 +1,8 @@
 """Find in a log the error that ended a program. Pure.
 
 A log may hold the errors of several ranks, since torchrun gives its ranks one log. Most of them are consequences: ranks that
-lost another rank, or the end of a capture that an error had broken.
+lost another rank, or the end of a capture that an error had broken. A program also prints errors that it handles: one after which
+it trains on did not end it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from launch.contract.metric_names import texts_in_line
 from launch.contract.records.events import Phase
 from launch.failures.classes import FailureClass, classify, is_consequence
 
 _MOST_TEXT = 300
+_TRAINED_ON = 3
+"""The fewest lines with a step's loss that show that the program went on after an error. Another rank that shares the log may print
+the loss of the step that failed, and one more."""
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """Python 3.13 and loggers colour errors, if they are told to."""
 _RANK = re.compile(r"\[rank(\d+)\]:\s?")
@@ -48,6 +53,8 @@ class _Error:
     lines: list[str]
     frame: str = ""
     cause: _Error | None = None
+    losses: int = 0
+    """How many lines with a loss the stream had before it."""
 
     @property
     def root(self) -> _Error:
@@ -97,6 +104,13 @@ class _Stream:
     is_ignored: bool = False
     is_open: bool = False
     """Whether the next lines may continue the last error's message."""
+    losses: int = 0
+    """How many lines with the loss of a step were read."""
+
+    @property
+    def last_errors(self) -> list[_Error]:
+        """The errors after which the program did not train on."""
+        return [error for error in self.errors if self.losses - error.losses < _TRAINED_ON]
 
     def read(self, position: int, line: str) -> None:
         """Read the next line."""
@@ -130,12 +144,14 @@ class _Stream:
         elif found is not None:
             kind, message, *program = found.groups()
             self._add(position, *(program if kind is None else (kind, message or self.source)))
+        elif texts_in_line(line):
+            self.losses += 1
         self.in_traceback = False
 
     def _add(self, position: int, kind: str, message: str) -> None:
         if not self.is_ignored:
             cause = self.errors[-1] if self.is_chained and self.errors else None
-            self.errors.append(_Error(position, self.rank, kind, [message], self.frame, cause))
+            self.errors.append(_Error(position, self.rank, kind, [message], self.frame, cause, self.losses))
         self.is_open = not self.is_ignored
         self.is_chained = self.is_ignored = False
         self.frame = self.source = ""
@@ -155,7 +171,7 @@ def last_words(log: str) -> LastWords:
     if signal is not None and not of_ranks:
         return LastWords(signal[1], signal[0])
     unnamed = [stream for stream in streams if stream.rank is None]
-    consequences = (stream.errors[-1] for stream in (*unnamed, *streams) if stream.errors)
+    consequences = (stream.last_errors[-1] for stream in (*unnamed, *streams) if stream.last_errors)
     error = next(iter([*of_ranks, *_first_causes(unnamed), *consequences]), None)
     return error.words if error else LastWords(message=said[-1].strip() if said else "")
 
@@ -180,7 +196,7 @@ def _first_causes(streams: Iterable[_Stream]) -> list[_Error]:
 
 def _causes(stream: _Stream) -> Iterator[_Error]:
     """Yield the stream's last error that is no consequence, if there is one."""
-    causes = (error.root for error in reversed(stream.errors))
+    causes = (error.root for error in reversed(stream.last_errors))
     cause = next((error for error in causes if not error.words.is_consequence), None)
     if cause is not None:
         yield cause

@@ -99,6 +99,22 @@ def test_what_python_ignores_at_its_end_is_no_cause() -> None:
     assert name_of(log) == "GRAPH_RNG"
 
 
+def steps(count: int, line: str = "step {0}: loss=2.5{0}") -> str:
+    return "".join(line.format(step) + "\n" for step in range(count))
+
+
+def test_an_error_after_which_the_program_trains_on_did_not_end_it() -> None:
+    """Some programs print an error that they handle, such as an evaluation without memory, and train on."""
+    handled = steps(9) + trace(OOM) + "evaluation batch halved\n"
+    assert last_words(handled + steps(50) + "ran into the time limit\n") == LastWords(message="ran into the time limit")
+    assert name_of(handled + steps(50) + trace("ModuleNotFoundError: No module named 'mine'")) == "IMPORT"
+    assert name_of(handled + steps(50, "[rank0]: step {0}: loss=2.5{0}")) == "CUDA_OOM"
+    # A log of torchrun has the last lines of ranks that wait for the failed one.
+    assert name_of(handled + steps(2)) == "CUDA_OOM"
+    # Neither evaluations nor what W&B prints at the end of a run are steps.
+    assert name_of(handled + steps(9, "eval loss=2.5{0}") + steps(9, "wandb: loss 2.5{0}")) == "CUDA_OOM"
+
+
 def test_an_error_before_ranks_were_set_up_counts_where_no_rank_names_a_cause() -> None:
     alone = trace("ModuleNotFoundError: No module named 'mine'")
     assert name_of(alone + of_rank(0, trace(REMOTE)) + PLAIN) == "IMPORT"
