@@ -27,16 +27,17 @@ class FailureClass:
     """The end states of a Slurm job that belong to this class, if the attempt's records do not explain its end."""
 
 
-# These come from PyTorch's allocator, CUDA through PyTorch and Transformer Engine, NCCL, Triton, and cuBLAS for its workspace.
+# These come from PyTorch's allocator, CUDA through PyTorch and Transformer Engine, NCCL, Triton, and CUDA's libraries for their
+# workspaces.
 _OUT_OF_MEMORY = (
     r"OutOfMemoryError|CUDA out of memory|CUDA (driver )?[Ee]rror: out of memory|Cuda failure.*out of memory"
-    r"|cudaErrorMemoryAllocation|Triton Error \[CUDA\]: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|cudaErrorMemoryAllocation|Triton Error \[CUDA\]: out of memory|(CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(\w+_)?ALLOC(ATION)?_FAILED"
 )
 
 # The loader's messages about an incomplete shared object. In the caches of Inductor and Triton, the user may delete it.
 _TORN = r"(file too short|cannot read file data|invalid ELF header)"
 
-DISK_FULL = FailureClass("DISK_FULL", "ENVIRONMENT", "free space for the sweep's folder (the disk, a quota, ulimit -f), then resume the sweep", r"No space left on device|Disk quota exceeded|File too large", infrastructure=True)  # fmt: skip
+DISK_FULL = FailureClass("DISK_FULL", "ENVIRONMENT", "free space for the sweep's folder (the disk, a quota, ulimit -f), then resume the sweep", r"No space left on device|Disk quota exceeded|\[Errno 27\]", infrastructure=True)  # fmt: skip
 
 # Sorted by priority: the first matching row names the class.
 EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
@@ -44,11 +45,11 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("DATA", "CONFIG", "correct the data section of the recipe as the message says", r"^DataError:", repeats_alike=True),
     FailureClass("CHECKPOINT", "CONFIG", "correct model.weights, or the model section of the recipe, as the message says", r"^CheckpointError:", repeats_alike=True),
     FailureClass("SAFETENSORS", "CONFIG", "a file of model.weights changed after it was checked: make sure that nothing writes there while runs start, or copy it again", r"^SafetensorError:"),
-    FailureClass("NUMERIC", "NUMERIC", "look at the eager baseline at the same step: if it is finite, the capture changed the numbers; if not, lower training.learning_rate", r"^NumericError:|found (NaN|Inf) in local"),
+    FailureClass("NUMERIC", "NUMERIC", "look at the eager baseline at the same step: if it is finite, the capture changed the numbers; if not, lower training.learning_rate", r"^NumericError:|found (NaN|Inf) in local|\b[Ll]oss is (nan|NaN|inf)\b"),
     FailureClass(OUT_OF_MEMORY_IN_CHECK, "CUDA_OOM", "a step check needs more memory than training, since it runs an eager step in addition to the graphs: the run begins again by itself without checks; to save this time, set step_checks: 0", r"OutOfMemoryError: in the check of step"),
     FailureClass("OOM_CAPTURE", "CUDA_OOM", "graphs need memory in addition to that of the eager step: capture fewer modules, lower training.micro_batch_size or sequence_length, or raise parallelism.pp or tp", _OUT_OF_MEMORY, phase="capture"),
     FailureClass("CUDA_OOM", "CUDA_OOM", "lower training.micro_batch_size or sequence_length, or raise parallelism.pp or tp; where the eager baseline fits, capture fewer modules", _OUT_OF_MEMORY),
-    FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks per node", r"^MemoryError|DefaultCPUAllocator: (can't allocate|not enough) memory"),
+    FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks per node", r"^(_Array)?MemoryError|\[Errno 12\]|Cannot allocate memory \(12\)|DefaultCPUAllocator: (can't allocate|not enough) memory|DataLoader worker .* is killed by signal: Killed"),
     FailureClass("COMPILE_CACHE", "ENVIRONMENT", "a killed compilation left the named file incomplete: delete it, or the folder that TORCHINDUCTOR_CACHE_DIR names, and run again", rf"/((\w\w)/c\2\w*(\.\w+)*|[A-Z2-7]{{52}}/[^/ ]+)\.so: {_TORN}"),
     FailureClass("COMPILER", "ENVIRONMENT", "install a C++ compiler and Python's headers (Debian: apt-get install g++ python3-dev)", r"InvalidCxxCompiler|No working C\+\+ compiler|Failed to find C compiler|Python\.h: No such file", repeats_alike=True),
     FailureClass("ATTENTION_BACKEND", "ENVIRONMENT", "no installed kernel supports this attention, with or without graphs: find out why with environment.NVTE_DEBUG=1 and NVTE_DEBUG_LEVEL=2, and name no training.attention_backend; packed sequences with attention sinks (GPT-OSS) need Transformer Engine 2.12 and cuDNN 9.18, or data.packed_sequences=false", r"No (dot product|fused) attention (backend|support)|unset NVTE_FLASH_ATTN|Available backends = \{FlashAttention=False, FusedAttention=False, Unfused\w+=False|No available kernel\. Aborting execution", repeats_alike=True),
@@ -59,6 +60,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("GPU_SHARED", "ENVIRONMENT", "end the other processes on that GPU, which nvidia-smi lists, or use another GPU; then resume", r"^EnvironmentFault: other processes held", infrastructure=True),
     FailureClass("ENVIRONMENT", "ENVIRONMENT", "install on the host what the message names", r"^EnvironmentFault:"),
     DISK_FULL,
+    FailureClass("DOWNLOAD", "ENVIRONMENT", "a server that the program asked did not answer: download models and data where there is a network, and let the program read them from a folder (Hugging Face: HF_HUB_OFFLINE=1)", r"HTTPS?Connection(Pool)?\(|couldn't connect to '?https?://|^LocalEntryNotFoundError:"),
     FailureClass("GPU_FAULT", "ENVIRONMENT", "a GPU of the named node is broken, or another process uses it: ask the site to check the node", r"uncorrectable ECC error|CUDA-capable device\(s\) is/are busy or unavailable|GPU has fallen off the bus", infrastructure=True),
     # Settings that Megatron-Core, Megatron-LM and Megatron Bridge reject when a user's program starts.
     FailureClass("TRANSFORMER_ENGINE", "ENVIRONMENT", "install the release of Transformer Engine that the message names, or turn off what needs it", r"not supported without TE\b|requires TransformerEngine, but|requires? (TransformerEngine|TE)( version)? ?>=|supported with TE ?>=|TE (with )?version ?>=|[Pp]lease install TE\b|te_general_gemm", repeats_alike=True),
@@ -91,6 +93,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("WRONG_THREAD", "CAPTURE_FAILED", "end the capture in the thread that began it", r"cudaErrorStreamCaptureWrongThread|thread-local capture sequence from another thread"),
     FailureClass("RANKS", "CONFIG", "let the program start as many ranks as the run has, or set parallelism and resources to its number (wrap: --ranks)", r"ProgramError: the program trains with \d+ rank", repeats_alike=True),
     FailureClass("NOT_SHOWN", "CONFIG", "let the program show the loss of each step as the message says", r"^ProgramError: the program (shows|prints) ", repeats_alike=True),
+    FailureClass("ENDED_EARLY", "CONFIG", "read in its log why it ended; if it took all steps that it was asked for, pass it the number in the message", r"^ProgramError: the program ended after"),
     FailureClass("OBSERVED", "CONFIG", "change the program or its arguments as the message says", r"^ProgramError:"),
     FailureClass("CAPTURE", "CAPTURE_FAILED", "see the exception in the message; where the implementation has scopes, a smaller one narrows down the cause", r"^CaptureError:"),
     FailureClass("ILLEGAL_ACCESS", "FAILED", "a stale pointer: look for an input that was freed before the replay; with expandable segments set NCCL_GRAPH_REGISTER=0", r"illegal memory access|cudaErrorIllegalAddress"),

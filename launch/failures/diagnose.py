@@ -148,16 +148,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if evidence.ended_by == "cancel":
         return diagnose_as(classes.CANCELLED, evidence.phase, "cancelled while it ran")
     exception = first_exception(evidence.exceptions)
-    if (
-        exception is not None
-        and (_is_class(exception, "OBSERVED") or _is_class(exception, "NOT_SHOWN"))
-        and exception.phase == "init"
-        and evidence.exit_code > 0
-    ):
+    if exception is not None and evidence.exit_code > 0 and _is_missing_steps(exception):
         # The observer misses steps because the program ended itself with an error before them.
         return _from_exit(evidence)
     if exception is not None and not _is_consequence(exception, evidence):
-        return _from_exception(exception)
+        return _from_exception(exception, evidence.last_words.get(exception.rank))
     if evidence.ended_by == "job":
         return diagnose_job_end(evidence.job_state, evidence.phase)
     return _without_cause(evidence, exception)
@@ -209,6 +204,12 @@ def first_exception(exceptions: tuple[RankException, ...]) -> RankException | No
 def _is_secondary(exception: RankException) -> bool:
     """Return whether the exception is about a missing rank. It is then a cause only if nothing else is known."""
     return is_consequence(exception.type, exception.message, exception.phase)
+
+
+def _is_missing_steps(exception: RankException) -> bool:
+    """Return whether the observer only says that steps are missing."""
+    names = ("ENDED_EARLY", "OBSERVED", "NOT_SHOWN") if exception.phase == "init" else ("ENDED_EARLY",)
+    return any(_is_class(exception, name) for name in names)
 
 
 def _is_communication(exception: RankException) -> bool:
@@ -263,9 +264,12 @@ def _without_cause(evidence: Evidence, consequence: RankException | None) -> Dia
     return _from_exit(evidence)
 
 
-def _from_exception(exception: RankException) -> Diagnosis:
+def _from_exception(exception: RankException, words: LastWords | None = None) -> Diagnosis:
+    """Diagnose by an exception. A program that ended early without one, and with exit code 0, may have printed why in its ``words``."""
     if exception.row is not None:
-        return diagnose_as(exception.row, exception.phase, exception.text, exception.rank)
+        printed = words.text if words and words.kind and _is_class(exception, "ENDED_EARLY") else ""
+        message = f"{exception.text}; the last error in its log is {printed}" if printed else exception.text
+        return diagnose_as(exception.row, exception.phase, message, exception.rank)
     outcome: OutcomeName = "CAPTURE_FAILED" if exception.phase == "capture" else "FAILED"
     return Diagnosis(outcome, exception.phase, exception.rank, exception.type, exception.text, "see the rank's log")
 

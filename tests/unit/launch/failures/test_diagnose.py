@@ -61,7 +61,13 @@ def said(rank: int, time: float, type_name: str, message: str, phase: Phase = "m
         ("RuntimeError", "fused_attn_f16_arbitrary_seqlen.cu:123 in function fused_attn: CUDA Error: out of memory", "CUDA_OOM"),
         ("AcceleratorError", "CUDA error: an illegal memory access was encountered", "ILLEGAL_ACCESS"),
         ("RuntimeError", "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory", "HOST_OOM"),
+        ("RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "CUDA_OOM"),
+        ("RuntimeError", "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`", "CUDA_OOM"),
         ("MemoryError", "", "HOST_OOM"),
+        ("_ArrayMemoryError", "Unable to allocate 8.00 PiB for an array with shape (1125899906842624,)", "HOST_OOM"),
+        ("OSError", "[Errno 12] Cannot allocate memory", "HOST_OOM"),
+        ("RuntimeError", "unable to mmap 8192 bytes from file </torch_4_2>: Cannot allocate memory (12)", "HOST_OOM"),
+        ("RuntimeError", "DataLoader worker (pid 42) is killed by signal: Killed. ", "HOST_OOM"),
         ("CaptureError", "cuda_graph.impl='torch_compile' could not compile the model: InductorError: ImportError: /tmp/torchinductor_root/wb/cwb3.main.so: file too short", "COMPILE_CACHE"),
         ("OSError", "/tmp/torchinductor_root/wb/cwb3.main.so: invalid ELF header", "COMPILE_CACHE"),
         ("CompileError", "training.compile='whole' could not compile the model: BackendCompilerFailed: backend='inductor' raised: ImportError: /cache/ih/cihdf5.main.so: cannot read file data", "COMPILE_CACHE"),
@@ -88,6 +94,8 @@ def said(rank: int, time: float, type_name: str, message: str, phase: Phase = "m
         ("AcceleratorError", "CUDA error: unspecified launch failure", "KERNEL"),
         ("AcceleratorError", "CUDA error: device-side assert triggered", "KERNEL"),
         ("OSError", "[Errno 28] No space left on device", "DISK_FULL"),
+        ("OSError", "[Errno 27] File too large: 'metrics.jsonl'", "DISK_FULL"),
+        ("ValueError", "Loss is nan, stopping training", "NUMERIC"),
         ("SafetensorError", "Error while deserializing header: incomplete metadata, file not fully covered", "SAFETENSORS"),
         ("NumericError", "loss is nan at step 3 (phase measure)", "NUMERIC"),
         ("RuntimeError", CLOSED, "COMMUNICATION"),
@@ -99,6 +107,23 @@ def said(rank: int, time: float, type_name: str, message: str, phase: Phase = "m
 def test_exceptions_by_class(type_name: str, message: str, name: str) -> None:
     row = classify(type_name, message, "measure")
     assert row is not None and row.name == name
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message"),
+    [
+        ("ConnectionError", "HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /gpt2 ([Errno 111] Connection refused)"),
+        ("OSError", "We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files."),
+    ],
+)  # fmt: skip
+def test_a_server_that_does_not_answer_is_no_communicator(type_name: str, message: str) -> None:
+    """Nodes without a network would be retried elsewhere in vain, with advice about NCCL."""
+    found = classify(type_name, message, "init")
+    assert found is not None and (found.name, found.infrastructure) == ("DOWNLOAD", False)
+
+
+def test_a_file_that_a_program_rejects_fills_no_disk() -> None:
+    assert classify("ValueError", "File too large for the tokenizer: data.txt", "init") is None
 
 
 # Messages of PyTorch 2.11 to 2.13 and Transformer Engine 2.11.
@@ -536,6 +561,35 @@ def test_a_program_that_ends_before_its_first_step_is_judged_by_what_it_printed(
         assert found.message == f"the program ended with exit code 2 before its first optimizer step: {said}"
 
 
+EARLY = said(0, 9.0, "ProgramError", "the program ended after 61 of 110 optimizer steps: read in its log why it ended")
+
+
+@pytest.mark.parametrize(
+    ("words", "outcome", "name"),
+    [
+        (LastWords("torch.OutOfMemoryError", "CUDA out of memory."), "CUDA_OOM", "CUDA_OOM"),
+        (LastWords(message="validation loss is worse than the limit"), "FAILED", "EXIT"),
+        (LastWords(message="Loss is nan, stopping training"), "NUMERIC", "NUMERIC"),
+    ],
+)
+def test_a_program_that_ends_itself_with_an_error_is_judged_by_what_it_printed(
+    words: LastWords, outcome: str, name: str
+) -> None:
+    """Hydra, and programs with a handler of their own, print an error and call sys.exit(1). No hook sees it."""
+    found = diagnose(Evidence("itself", 1, {0: "measure"}, (EARLY,), is_command=True, last_words={0: words}))
+    assert (found.outcome, found.failure_class, found.phase) == (outcome, name, "measure")
+    assert found.message == f"the program ended with exit code 1: {words.text}"
+
+
+def test_a_program_that_ends_early_without_an_exit_code_is_told_with_the_error_that_it_printed() -> None:
+    seen = Evidence("itself", 0, {0: "measure"}, (EARLY,), is_command=True)
+    said_oom = {0: LastWords("torch.OutOfMemoryError", "CUDA out of memory.")}
+    found = diagnose(dataclasses.replace(seen, last_words=said_oom))
+    assert (found.outcome, found.failure_class) == ("CONFIG", "ENDED_EARLY")
+    assert found.message == f"{EARLY.text}; the last error in its log is torch.OutOfMemoryError: CUDA out of memory."
+    assert diagnose(dataclasses.replace(seen, last_words={0: LastWords(message="bye")})).message == EARLY.text
+
+
 def test_a_log_without_an_error_is_told_by_its_last_line(tmp_path: Path) -> None:
     log = tmp_path / "rank0.log"
     assert read_last_words(log) == LastWords()
@@ -627,5 +681,5 @@ def test_a_program_that_shows_no_loss_does_so_in_each_repeat_until_it_is_changed
     message: str, alike: bool, needs_settings: bool
 ) -> None:
     """One that ended early may have lost a server."""
-    outcome = make_outcome(diagnose(ended(exceptions=(said(0, 1.0, "ProgramError", message),))), "a", 0.0, 1.0)
+    outcome = make_outcome(diagnose(ended(code=0, exceptions=(said(0, 1.0, "ProgramError", message),))), "a", 0.0, 1.0)
     assert (outcome.outcome, outcome.repeats_alike, outcome.needs_other_settings) == ("CONFIG", alike, needs_settings)
