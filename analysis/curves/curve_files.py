@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -13,11 +12,9 @@ import numpy as np
 from analysis.curves.curve import Curve, CurveError
 from analysis.curves.run_file import file_of, read_run
 from analysis.records.steps import Floats, Integers, Steps
+from analysis.verdict.constant_norm import describe_constant
 from analysis.verdict.rounding import Units
 from launch.contract.records.step_metrics import METRICS, Metric
-
-_SPREAD = 1e-5
-"""The relative variation of a clipped norm by rounding."""
 
 
 @dataclass(frozen=True)
@@ -155,15 +152,7 @@ def _rounding(one: Curve, other: Curve, metric: Metric) -> Floats:
 
 
 def constant_norm(files: CurveFiles, first: int) -> str:
-    """Describe a gradient norm that has one value at more than half of the steps from index ``first`` on, else return "".
-
-    A clipped norm has one value, except for rounding, and so has a norm that was never computed. Such a norm is equal on both
-    sides, whatever graphs compute.
-    """
-    for name, curve in files.curves.items() if "grad_norm" in files.metrics else ():
-        norms = curve.steps.grad_norm[first:]
-        middle = float(np.median(norms)) if len(norms) else math.nan
-        equal = int(np.sum(np.isclose(norms, middle, _SPREAD, 0)))
-        if 1 < len(norms) < 2 * equal:
-            return f"{name}: {curve.columns[-1]} is {middle:g} at {equal} of {len(norms)} steps"
-    return ""
+    """Describe a gradient norm that is constant from index ``first`` on; return "" without one."""
+    curves = files.curves.items() if "grad_norm" in files.metrics else ()
+    found = ((name, curve, describe_constant(curve.steps.grad_norm[first:])) for name, curve in curves)
+    return next((f"{name}: {curve.columns[-1]} {said}" for name, curve, said in found if said), "")

@@ -8,6 +8,7 @@ from analysis.curves.curve_files import CurveFiles, constant_norm
 from analysis.records.steps import Integers
 from analysis.verdict.amplified_rounding import may_be_amplified_rounding
 from analysis.verdict.completeness import Curves, check_agreement
+from analysis.verdict.constant_norm import SHOWS_NOTHING
 from analysis.verdict.curve_difference import sample_of
 from analysis.verdict.curve_tests.divergence import exceeds_margin_surely
 from analysis.verdict.judge_curves import judge_curves
@@ -19,7 +20,6 @@ from launch.contract.plan import Margins
 
 _ANOTHER = "add an eager run with other numbers, or a perturbed one (--perturbed)"
 _SAME_ROUNDING = "compile the eager runs too if graphed ones are compiled, or lower the learning rate"
-_CONSTANT = "a norm that is clipped, printed too coarsely or not computed shows nothing"
 _LEAVE_OUT = "record the norm before it is clipped, with nine digits (%.9g), or leave the column out of all files"
 
 
@@ -40,7 +40,9 @@ def judge_files(files: CurveFiles, capture_step: int | None, margins: Margins) -
     if verdict.passes and (unlike := _unlike_before(files, first, margins, verdict)):
         return unlike
     constant = constant_norm(files, first) if verdict.verdict not in ("DIVERGED", "INCOMPARABLE") else ""
-    return Verdict("INCOMPARABLE", f"{constant}: {_CONSTANT}", _LEAVE_OUT, verdict.evidence) if constant else verdict
+    return (
+        Verdict("INCOMPARABLE", f"{constant}: {SHOWS_NOTHING}", _LEAVE_OUT, verdict.evidence) if constant else verdict
+    )
 
 
 def _shown_losses(files: CurveFiles, first: int, margins: Margins) -> Verdict | None:

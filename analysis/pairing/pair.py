@@ -16,10 +16,17 @@ from analysis.pairing.eager_baseline import EagerBaseline
 from analysis.pairing.first_replay import compare_first_replays
 from analysis.pairing.flaky_attempts import contradictions
 from analysis.pairing.parameter_updates import both_update, check_end, check_updates, doubt_updates
-from analysis.pairing.precapture_check import capture_step, check_numbers, check_phases
+from analysis.pairing.precapture_check import (
+    capture_step,
+    check_between_captures,
+    check_numbers,
+    check_phases,
+    first_capture,
+)
 from analysis.pairing.program_settings import (
     all_rounded,
     check_settings,
+    check_shown_norm,
     check_sources,
     rounded_metrics,
     widen_by_rounding,
@@ -29,7 +36,7 @@ from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
 from analysis.records.steps import Steps
 from analysis.speed.pair_speed import PairSpeed, pair_speed
-from analysis.verdict.completeness import check_agreement, eager_fault
+from analysis.verdict.completeness import Curves, check_agreement, eager_fault
 from analysis.verdict.judge_curves import first_compared, judge_exact
 from analysis.verdict.shown_losses import check_shown_losses
 from analysis.verdict.verdict import Verdict
@@ -120,7 +127,9 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
         replay,
         differences(before.environment, after.environment),
         contradictions(graphed, tuple(curves.values()), margins_for(spec, margins)),
-        None if exact and not exact.passes else _doubt(before, after, baseline, spec),
+        None
+        if exact and not exact.passes
+        else _doubt(exact, before, after, baseline, spec, margins_for(spec, margins)),
         learns=both_update(before, after, has_clean_checks(after, spec)),
         compiled_alone=_is_compiled(after) and not _is_compiled(before),
         host_waits=_host_waits(before, after),
@@ -136,10 +145,31 @@ def _host_waits(eager: Attempt, graphed: Attempt) -> tuple[float, float] | None:
     return None if before is None or after is None else (before, after)
 
 
-def _doubt(eager: Attempt, graphed: Attempt, baseline: EagerBaseline, spec: RunSpec) -> Verdict | None:
+def _doubt(
+    exact: Verdict | None,
+    eager: Attempt,
+    graphed: Attempt,
+    baseline: EagerBaseline,
+    spec: RunSpec,
+    margins: Margins,
+) -> Verdict | None:
     others = [one for one in attempts_of(baseline.runs) if one is not eager and one.digests == graphed.digests]
-    gradients = compare_first_replays(eager, graphed, others, capture_step(graphed.steps, spec)).doubt()
-    return gradients or doubt_updates(eager, graphed, others)
+    captured = capture_step(graphed.steps, spec)
+    gradients = compare_first_replays(eager, graphed, others, captured).doubt()
+    if doubt := gradients or doubt_updates(eager, graphed, others):
+        return doubt
+    if exact is None and spec.engine == "command" and (shown := check_shown_norm(graphed, captured + 1)):
+        return shown
+    curves = _eager_curves(eager, graphed, baseline)
+    wide = widen_by_rounding(margins, graphed, curves, {"graphed run": graphed.steps}, slice(captured))
+    return check_between_captures(tuple(curves.values()), graphed.steps, spec, wide, equal=exact is not None)
+
+
+def _eager_curves(eager: Attempt, graphed: Attempt, baseline: EagerBaseline) -> Curves:
+    """Return the curve of ``eager``, and those of the complete other repeats with the digests of ``graphed``."""
+    complete = baseline.repeats.get(graphed.digests, {}).values()
+    others = (steps for steps in complete if steps is not eager.steps)
+    return {f"eager run {place}": steps for place, steps in enumerate((eager.steps, *others))}
 
 
 def margins_for(spec: RunSpec, margins: Margins) -> Margins:
@@ -202,15 +232,13 @@ def _judge_complete_pair(
     repeats = [attempt for attempt in attempts_of(baseline.runs) if attempt.digests == graphed.digests]
     if stuck := check_updates(eager, graphed, repeats):
         return stuck
-    complete = baseline.repeats.get(graphed.digests, {}).values()
-    others = [steps for steps in complete if steps is not eager.steps]
     captured = capture_step(graphed.steps, spec)
     replayed = compare_first_replays(eager, graphed, [one for one in repeats if one is not eager], captured)
     if changed := replayed.fault() or _check_shown_losses(eager.steps, graphed.steps, spec, margins):
         return changed
-    named = {f"eager run {place}": steps for place, steps in enumerate((eager.steps, *others))}
-    wide = widen_by_rounding(margins, graphed, named, {"graphed run": graphed.steps}, slice(captured))
-    if unlike := check_agreement([*named.values()], [graphed.steps], captured, wide, equal=exact is not None):
+    curves, began = _eager_curves(eager, graphed, baseline), first_capture(graphed.steps, spec)
+    wide = widen_by_rounding(margins, graphed, curves, {"graphed run": graphed.steps}, slice(began))
+    if unlike := check_agreement([*curves.values()], [graphed.steps], began, wide, equal=exact is not None):
         return unlike
     # With this overlap, parameters of other ranks arrive in the next forward pass.
     ended = exact if spec.parallelism.overlap_param_gather else check_end(exact, eager, graphed, repeats)

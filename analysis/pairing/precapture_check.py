@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from analysis.records.run import Attempt
 from analysis.records.steps import Steps
-from analysis.verdict.completeness import Curves
+from analysis.verdict.completeness import Curves, describe_disagreement
 from analysis.verdict.judge_curves import first_compared
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
@@ -78,6 +79,30 @@ def _unlike_losses(runs: Curves, margins: Margins, at_least: float) -> str:
     if not at_least * max(margins.loss, Margins.loss) < losses[high] - losses[low] < math.inf:
         return ""
     return f"the loss of the first step is {losses[high]:.6g} in {high} and {losses[low]:.6g} in {low}"
+
+
+def check_between_captures(
+    eager: Sequence[Steps], graphed: Steps, spec: RunSpec, margins: Margins, *, equal: bool
+) -> Verdict | None:
+    """Return INCONCLUSIVE if a user's program differs from ``eager`` runs between its captures. It takes the place of a pass.
+
+    ``equal`` is whether the runs are equal bit for bit after the last capture.
+    """
+    captures = range(first_capture(graphed, spec), capture_step(graphed, spec))
+    found = describe_disagreement(eager, [graphed], captures, margins, equal=equal)
+    if not found:
+        return None
+    reason = (
+        f"the graphed run captures in several steps, up to step {graphed.step[captures.stop]}, and differs from the eager runs between "
+        f"them: {found}, where graphs that were captured earlier may be replayed"
+    )
+    return Verdict("INCONCLUSIVE", reason, "capture everything in one step, so that all replays are compared")
+
+
+def first_capture(graphed: Steps, spec: RunSpec) -> int:
+    """Return the step up to which the graphed run is eager: the first capture of a user's program, which may capture in several."""
+    captured = capture_step(graphed, spec)
+    return captured if spec.engine != "command" else int(np.argmax(graphed.phase == "capture"))
 
 
 def capture_step(graphed: Steps, spec: RunSpec) -> int:

@@ -13,6 +13,7 @@ from analysis.pairing.precapture_check import START_ALIKE
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt
 from analysis.verdict.completeness import Curves
+from analysis.verdict.constant_norm import SHOWS_NOTHING, describe_constant
 from analysis.verdict.rounding import Units, rounding_of, widen
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
@@ -45,6 +46,7 @@ _FLAGS_OF = {
 _MAY_ROUND = ("printed", "its logger")
 """The sources of a metric that may round it."""
 _FIX = "print the loss and gradient norm with nine digits in JSON lines, or call launch.observe.step(loss=..., grad_norm=...)"
+_SHOW_NORM = "show the gradient norm before it is clipped, or none, so that the observer computes it"
 
 
 def check_settings(eager: Attempt, graphed: Attempt, margins: Margins) -> Verdict | None:
@@ -88,6 +90,15 @@ def check_sources(eager: Attempt, graphed: Attempt) -> Verdict | None:
         told = "; ".join(f"{name}: {before[name]} (eager), {after[name]} (graphed)" for name in differing)
         return Verdict("INCOMPARABLE", f"the metrics of the runs come from different sources: {told}", _FIX)
     return None
+
+
+def check_shown_norm(graphed: Attempt, first: int) -> Verdict | None:
+    """Return INCONCLUSIVE if the gradient norm of ``graphed`` is constant from index ``first`` on. It takes the place of a pass."""
+    if not (constant := describe_constant(graphed.steps.grad_norm[first:])):
+        return None
+    source = _choices(graphed).get("grad_norm", "the program")
+    reason = f"the gradient norm of the graphed run, as shown by {source}, {constant}: {SHOWS_NOTHING}"
+    return Verdict("INCONCLUSIVE", reason, _SHOW_NORM)
 
 
 def rounded_metrics(attempt: Attempt) -> list[Metric]:

@@ -160,20 +160,39 @@ def check_agreement(
 
     Graphed runs are eager there. ``equal`` is whether all are equal bit for bit from ``first`` on: then there is no noise.
     """
-    if first == 0 or (len(eager) < 2 and not equal):
+    found = describe_disagreement(eager, graphed, range(first), margins, metrics, equal=equal)
+    if not found:
         return None
+    reason = (
+        f"the graphed run differs from the eager runs before its capture: {found}, where both run eagerly, so graphs are not the "
+        "cause"
+    )
+    return Verdict("INCOMPARABLE", reason, "check that both started with the same weights, data and settings")
+
+
+def describe_disagreement(
+    eager: Sequence[Steps],
+    graphed: Sequence[Steps],
+    places: range,
+    margins: Margins,
+    metrics: Sequence[Metric] = METRICS,
+    *,
+    equal: bool,
+) -> str:
+    """Describe the largest difference at the indices ``places`` that exceeds margin and noise; return "" without one.
+
+    ``equal`` is whether all runs are equal bit for bit afterwards: then there is no noise, and one eager run suffices.
+    """
+    if not places or (len(eager) < 2 and not equal):
+        return ""
     for metric in metrics:
-        size = sample_of(metric, eager, graphed, slice(first)).largest
-        limit = margins.of(metric) + SURE * _noise_before(metric, eager, first)
-        if (size <= limit).all():
-            continue
-        at = int(np.argmax(np.where(np.isnan(size), np.inf, size - limit)))
-        reason = (
-            f"the graphed run differs from the eager runs before its capture: the {METRIC_NAMES[metric]} differs by "
-            f"{size[at]:.3g} at step {eager[0].step[at]}, where both run eagerly, so graphs are not the cause"
-        )
-        return Verdict("INCOMPARABLE", reason, "check that both started with the same weights, data and settings")
-    return None
+        size = sample_of(metric, eager, graphed, slice(places.stop)).largest
+        limit = margins.of(metric) + SURE * _noise_before(metric, eager, places.stop)
+        excess = np.where(np.isnan(size), np.inf, size - limit)
+        at = places.start + int(np.argmax(excess[places.start :]))
+        if excess[at] > 0:
+            return f"the {METRIC_NAMES[metric]} differs by {size[at]:.3g} at step {eager[0].step[at]}"
+    return ""
 
 
 def _noise_before(metric: Metric, eager: Sequence[Steps], first: int) -> Floats:

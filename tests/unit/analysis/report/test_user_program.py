@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -423,3 +423,63 @@ def test_what_no_loss_depends_on_counts_beside_curves_that_differ_by_rounding(
     sweep = records.write_sweep(tmp_path / "mine", edit=add)
     (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
     assert found is not None and found.verdict == verdict and said in found.reason, found
+
+
+def capture_twice(run: records.AttemptRecord) -> None:
+    """Let a graphed run capture in steps 3 and 5, and replay the first graph in step 4."""
+    for line in run.metrics[3:8] if run.spec.graphed else ():
+        line["phase"] = "capture" if line["step"] in (3, 5) else "settle"
+
+
+@pytest.mark.parametrize(
+    ("off", "repeats", "verdict", "reason"),
+    [
+        ((), 2, "BITWISE", ""),
+        (range(4, 120), 2, "DIVERGED", "first at step 6: the loss is "),
+        (
+            range(4, 5),
+            2,
+            "INCONCLUSIVE",
+            "the loss differs by 0.01 at step 4, where graphs that were captured earlier may",
+        ),
+        (
+            range(4, 5),
+            1,
+            "INCONCLUSIVE",
+            "the loss differs by 0.01 at step 4, where graphs that were captured earlier may",
+        ),
+        (range(1, 2), 2, "INCOMPARABLE", "the loss differs by 0.01 at step 1, where both run eagerly"),
+    ],
+)
+def test_a_replay_between_two_captures_is_not_eager(
+    tmp_path: Path, off: Sequence[int], repeats: int, verdict: str, reason: str
+) -> None:
+    def differ(run: records.AttemptRecord) -> None:
+        capture_twice(run)
+        for step in off if run.spec.graphed else ():
+            run.metrics[step]["loss"] += 0.01
+
+    sweep = records.write_sweep(tmp_path / "mine", edit=differ, repeats=repeats)
+    (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
+    assert found is not None and found.verdict == verdict and reason in found.reason, found
+
+
+@pytest.mark.parametrize(
+    ("clipped", "off", "verdict"), [(40, 0.0, "EQUIVALENT"), (100, 0.0, "INCONCLUSIVE"), (100, 0.2, "DIVERGED")]
+)
+def test_a_norm_that_a_program_shows_after_clipping_proves_nothing(
+    tmp_path: Path, clipped: int, off: float, verdict: str
+) -> None:
+    def clip(run: records.AttemptRecord) -> None:
+        draw = random.Random(10 * run.spec.repeat + run.spec.graphed)
+        for line in run.metrics:
+            line["loss"] += draw.gauss(0, 1e-5) + off * (run.spec.graphed and line["step"] > 9)
+        for line in run.metrics[-clipped:]:
+            line["grad_norm"] = 0.3 * (1 + draw.gauss(0, 1e-7))
+        choices = {"loss": "launch.observe.step", "grad_norm": "launch.observe.step"}
+        run.events[0].append({**run.events[0][0], "kind": "choices", "choices": choices})
+
+    sweep = records.write_sweep(tmp_path / "mine", edit=clip)
+    (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
+    assert found is not None and found.verdict == verdict, found
+    assert ("launch.observe.step, is 0.3 at 100 of 116 steps" in found.reason) is (verdict == "INCONCLUSIVE"), found
