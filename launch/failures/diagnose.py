@@ -268,7 +268,7 @@ def _from_exception(exception: RankException, words: LastWords | None = None) ->
     """Diagnose by an exception. A program that ended early without one, and with exit code 0, may have printed why in its ``words``."""
     if exception.row is not None:
         printed = words.text if words and words.kind and _is_class(exception, "ENDED_EARLY") else ""
-        message = f"{exception.text}; the last error in its log is {printed}" if printed else exception.text
+        message = f"the last error in its log is {printed}; {exception.text}" if printed else exception.text
         return diagnose_as(exception.row, exception.phase, message, exception.rank)
     outcome: OutcomeName = "CAPTURE_FAILED" if exception.phase == "capture" else "FAILED"
     return Diagnosis(outcome, exception.phase, exception.rank, exception.type, exception.text, "see the rank's log")

@@ -586,7 +586,7 @@ def test_a_program_that_ends_early_without_an_exit_code_is_told_with_the_error_t
     said_oom = {0: LastWords("torch.OutOfMemoryError", "CUDA out of memory.")}
     found = diagnose(dataclasses.replace(seen, last_words=said_oom))
     assert (found.outcome, found.failure_class) == ("CONFIG", "ENDED_EARLY")
-    assert found.message == f"{EARLY.text}; the last error in its log is torch.OutOfMemoryError: CUDA out of memory."
+    assert found.message == f"the last error in its log is torch.OutOfMemoryError: CUDA out of memory.; {EARLY.text}"
     assert diagnose(dataclasses.replace(seen, last_words={0: LastWords(message="bye")})).message == EARLY.text
 
 
