@@ -13,6 +13,8 @@ from launch.common.text import numbered
 
 LEAST_ON_THE_CLOCK = 0.5
 """The share of a gain (of the ratio's logarithm) that the host's clock must show at least."""
+NOTICED_ON_THE_CLOCK = 0.05
+"""The share of a speed-up by which the host's clock must show less, so that the report says it."""
 LEAST_IN_OTHER_STEPS = 0.5
 """The share of a gain that steps must have that are not long in eager runs alone."""
 
@@ -41,12 +43,25 @@ def not_alternating(pairs: Sequence[PairSpeed]) -> str:
 
 def not_on_the_clock(pairs: Sequence[PairSpeed]) -> str:
     """Return why the gain per step does not speed up training, or an empty text."""
-    ratio, clock = geometric_mean(ratios_of(pairs)), geometric_mean([pair.clock for pair in pairs])
-    if math.log(ratio * clock) / math.log(ratio) >= LEAST_ON_THE_CLOCK:
-        return ""
+    ratio, clock = _ratio_and_clock(pairs)
+    return _describe_clock(ratio, clock) if math.log(clock) / math.log(ratio) < LEAST_ON_THE_CLOCK else ""
+
+
+def describe_clock(pairs: Sequence[PairSpeed]) -> str:
+    """Say what the host's clock leaves of a speed-up, or return an empty text if it shows hardly less."""
+    ratio, clock = _ratio_and_clock(pairs)
+    return _describe_clock(ratio, clock) if clock < ratio * (1 - NOTICED_ON_THE_CLOCK) else ""
+
+
+def _ratio_and_clock(pairs: Sequence[PairSpeed]) -> tuple[float, float]:
+    ratio = geometric_mean(ratios_of(pairs))
+    return ratio, ratio * geometric_mean([pair.clock for pair in pairs])
+
+
+def _describe_clock(ratio: float, clock: float) -> str:
     return (
-        f"the ratio is {ratio:.3f} by step times, but {ratio * clock:.3f} by the host's clock, which includes the time between "
-        "steps; find what runs between steps"
+        f"the ratio is {ratio:.3f} by step times, but {clock:.3f} by the host's clock, which includes the time between steps; find "
+        "what runs between steps"
     )
 
 

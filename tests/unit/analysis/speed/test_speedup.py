@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from analysis.records.load import load
+from analysis.report.sections.speed import _remarks_on
 from analysis.report.summary import summarise
 from analysis.report.write_report import write_report
 from analysis.speed.confidence_interval import ALONE_ONCE, MOST_PAIRS, Family, families, interval_of
@@ -385,6 +386,18 @@ def test_a_gain_is_one_by_the_hosts_clock_too(tmp_path: Path, factor: float, wor
     speed = speed_of(tmp_path, change_seconds(factor))
     assert speed.verdict == word
     assert ("by the host's clock" in speed.reason) == (word == "INCONCLUSIVE")
+
+
+@pytest.mark.parametrize(("factor", "named"), [(1.0, False), (1.04, False), (1.1, True)])
+def test_a_report_names_what_the_hosts_clock_leaves_of_a_gain(tmp_path: Path, factor: float, named: bool) -> None:
+    result = compared(tmp_path, change_seconds(factor))
+    assert result.speed.speedup is not None and result.speed.speedup.verdict == "FASTER"
+    said = [
+        remark
+        for remark in _remarks_on(result)
+        if "the ratio is 1.250 by step times, but 1.136 by the host's" in remark
+    ]
+    assert bool(said) is named
 
 
 @pytest.mark.parametrize(
