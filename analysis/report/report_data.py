@@ -40,7 +40,7 @@ class ReportData:
 
 def report_data(sweep: SweepResults) -> ReportData:
     sweep = replace(sweep, results=_named(sweep.results))
-    summary = summarise(sweep.results, quick=sweep.plan.margins.mode == "quick")
+    summary = summarise(sweep.results, sweep.plan.margins)
     return ReportData(sweep, summary, select(sweep.results))
 
 

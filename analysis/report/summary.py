@@ -23,9 +23,11 @@ from launch.common.grouped import grouped
 from launch.common.text import count, first_names, listed, one_line
 from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, RESULTS_INTACT
-from launch.contract.plan import CellState
+from launch.contract.plan import CellState, Margins
+from launch.contract.records.step_metrics import METRICS
 from launch.contract.spec import RunSpec
 
+DEFAULT_MARGINS = Margins()
 MAXIMUM_NAMES = 3
 """The number of cells that a sentence names before it counts the rest."""
 MORE_WAITS = 0.5
@@ -66,8 +68,9 @@ class Summary:
         return " ".join((self.headline, *self.notes))
 
 
-def summarise(results: Sequence[CellResult], *, quick: bool = False) -> Summary:
-    """Summarise a sweep. A ``quick`` one (Margins.mode) has too few steps to judge speed."""
+def summarise(results: Sequence[CellResult], margins: Margins = DEFAULT_MARGINS) -> Summary:
+    """Summarise a sweep that was judged with ``margins``. In mode quick it has too few steps to judge speed."""
+    quick = margins.mode == "quick"
     unvalidated, decision = _describe_unvalidated(results), headline(results, quick=quick)
     lack = f"**{'Not all' if decision else 'Nothing'} was validated**: {unvalidated}." if unvalidated else ""
     lack += " The report has the fixes." if unvalidated and any(result.cell.reasons for result in results) else ""
@@ -82,17 +85,18 @@ def summarise(results: Sequence[CellResult], *, quick: bool = False) -> Summary:
         unvalidated=unvalidated,
         exit_code=exit_code(results) or (ExitCode.INCONCLUSIVE if unvalidated else ExitCode.PASS),
         headline=one_line(" ".join(filter(None, (lack, decision)))),
-        notes=tuple(map(one_line, filter(None, _notes(results, decision, undecided)))),
+        notes=tuple(map(one_line, filter(None, _notes(results, decision, undecided, margins)))),
     )
 
 
 def _notes(
-    results: Sequence[CellResult], decision: str, undecided: tuple[Speed, CellResult, int] | None
+    results: Sequence[CellResult], decision: str, undecided: tuple[Speed, CellResult, int] | None, margins: Margins
 ) -> Iterator[str]:
     ran = [result for result in results if result.cell.state == "run"]
     if not ran:
         yield f"No cell ran: {_count_not_run(results)}."
         return
+    yield from _loosened(margins)
     yield _graph_words(ran)
     yield _compiled_alone(ran)
     yield _other_kernels(ran)
@@ -107,6 +111,16 @@ def _notes(
     yield _fastest(ran, decision)
     yield _nearest(ran)
     yield f"Not run: {left}." if (left := _count_not_run(results)) else ""
+
+
+def _loosened(margins: Margins) -> Iterator[str]:
+    """Say what passes here and would not pass by the usual margins."""
+    shown = (f"{margins.loss:g} nats in the loss", f"{margins.grad_norm:.3g} of the gradient norm")
+    pairs = zip(METRICS, shown, strict=True)
+    wide = [text for metric, text in pairs if margins.of(metric) > DEFAULT_MARGINS.of(metric)]
+    yield f"**Wider margins than usual**: {' and '.join(wide)}." if wide else ""
+    allowed = listed([f"`{name}`" for name in margins.allow_differences])
+    yield f"**Allowed to differ besides graphs**: {allowed}." if allowed else ""
 
 
 def _describe_unvalidated(results: Sequence[CellResult]) -> str:

@@ -21,6 +21,7 @@ from analysis.speed.speedup import Speed
 from analysis.sweep.cell_results import CellIntegrity, CellResult, CellSpeed
 from analysis.verdict.verdict import STEP_CHECKED, VERDICTS, Verdict, VerdictName
 from launch.contract.outcomes import Expectation, Outcome, OutcomeName
+from launch.contract.plan import Margins
 from launch.contract.spec import Device, GraphImpl, Parallelism
 from tests.records import GIB, workload_spec, written_cell
 
@@ -110,7 +111,10 @@ def test_a_repair_that_the_own_job_lacks_is_named_beside_the_gain() -> None:
 def test_a_quick_sweep_judges_no_speed() -> None:
     cells = [EAGER, cell("torch", STEP_CHECKED, speed("INCONCLUSIVE"))]
     assert headline(cells, quick=True).startswith("No speed was judged: `torch, lr 0.001` is equivalent in its checked")
-    assert "Speed undecided" in summarise(cells).text and "Speed undecided" not in summarise(cells, quick=True).text
+    assert (
+        "Speed undecided" in summarise(cells).text
+        and "Speed undecided" not in summarise(cells, Margins(mode="quick")).text
+    )
 
 
 def test_the_settings_of_a_whole_sweep_are_left_out_where_a_legend_has_them() -> None:
@@ -292,3 +296,18 @@ def test_the_picture_of_speed_ups_has_the_verdict_as_colour_and_the_upper_bound(
     assert (chart.bars[0].name, chart.bars[0].low, chart.bars[2].low) == ("A1", 1.11, None)
     assert draw(chart).startswith(b"\x89PNG")
     assert speed_chart([EAGER]) is None
+
+
+@pytest.mark.parametrize(
+    ("margins", "said"),
+    [
+        (Margins(), ""),
+        (Margins(loss=1e-4, grad_norm=0.0), ""),
+        (Margins(loss=1.0, grad_norm=0.0), "**Wider margins than usual**: 1 nats in the loss."),
+        (Margins(grad_norm=0.5), "**Wider margins than usual**: 0.5 of the gradient norm."),
+        (Margins(allow_differences=("lr", "packages")), "**Allowed to differ besides graphs**: `lr`, `packages`."),
+    ],
+)
+def test_a_pass_by_wider_margins_is_told_as_one(margins: Margins, said: str) -> None:
+    notes = summarise([EAGER, cell("torch", "EQUIVALENT")], margins).notes
+    assert [note for note in notes if "margins" in note or "to differ" in note] == ([said] if said else [])

@@ -428,7 +428,7 @@ def test_what_no_loss_depends_on_counts_beside_curves_that_differ_by_rounding(
 def capture_twice(run: records.AttemptRecord) -> None:
     """Let a graphed run capture in steps 3 and 5, and replay the first graph in step 4."""
     for line in run.metrics[3:8] if run.spec.graphed else ():
-        line["phase"] = "capture" if line["step"] in (3, 5) else "settle"
+        line["phase"] = "capture" if line["step"] in (3, 5) else "warmup" if line["step"] == 4 else "settle"
 
 
 @pytest.mark.parametrize(
