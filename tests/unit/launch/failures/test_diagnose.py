@@ -122,6 +122,14 @@ def test_a_server_that_does_not_answer_is_no_communicator(type_name: str, messag
     assert found is not None and (found.name, found.infrastructure) == ("DOWNLOAD", False)
 
 
+def test_a_bug_that_names_a_library_of_communication_is_a_bug() -> None:
+    assert classify("KeyError", "'collective_lr'", "measure") is None
+    nccl = classify("RuntimeError", "in the step of rank 1\nNCCL error in: x.cpp:1, unhandled cuda error", "measure")
+    assert nccl is not None and nccl.name == "COMMUNICATION"
+    no_gpu = classify("ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "init")
+    assert no_gpu is not None and no_gpu.name == "NO_GPU"
+
+
 def test_a_file_that_a_program_rejects_fills_no_disk() -> None:
     assert classify("ValueError", "File too large for the tokenizer: data.txt", "init") is None
 
