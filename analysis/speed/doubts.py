@@ -13,8 +13,8 @@ from launch.common.text import numbered
 
 LEAST_ON_THE_CLOCK = 0.5
 """The share of a gain (of the ratio's logarithm) that the host's clock must show at least."""
-NOTICED_ON_THE_CLOCK = 0.05
-"""The share of a speed-up by which the host's clock must show less, so that the report says it."""
+NOTICED = 0.05
+"""The share of a speed-up by which the host's clock, or all steps, must show less, so that the report says it."""
 LEAST_IN_OTHER_STEPS = 0.5
 """The share of a gain that steps must have that are not long in eager runs alone."""
 
@@ -50,7 +50,15 @@ def not_on_the_clock(pairs: Sequence[PairSpeed]) -> str:
 def describe_clock(pairs: Sequence[PairSpeed]) -> str:
     """Say what the host's clock leaves of a speed-up, or return an empty text if it shows hardly less."""
     ratio, clock = _ratio_and_clock(pairs)
-    return _describe_clock(ratio, clock) if clock < ratio * (1 - NOTICED_ON_THE_CLOCK) else ""
+    return _describe_clock(ratio, clock) if clock < ratio * (1 - NOTICED) else ""
+
+
+def describe_outliers(pairs: Sequence[PairSpeed]) -> str:
+    """Say what outliers leave of a speed-up, or return an empty text if they hardly change it."""
+    ratio, moved = geometric_mean(ratios_of(pairs)), geometric_mean([pair.moved for pair in pairs])
+    if moved >= 1 - NOTICED:
+        return ""
+    return f"the ratio is {ratio:.3f} without outliers, but {ratio * moved:.3f} over all measured steps; find what makes them long"
 
 
 def _ratio_and_clock(pairs: Sequence[PairSpeed]) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from analysis.records.provenance import differing_fields
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import cell_text, how_to_read, table
 from analysis.speed.confidence_interval import ALPHA
-from analysis.speed.doubts import describe_clock, describe_eager_only_steps
+from analysis.speed.doubts import describe_clock, describe_eager_only_steps, describe_outliers
 from analysis.speed.speed_verdict import BAND, MINIMUM_STEPS
 from analysis.speed.speedup import Speed
 from analysis.speed.steady_window import FENCE, NOTICEABLE, RARE
@@ -169,10 +169,9 @@ def _remarks_on(result: CellResult) -> Iterator[str]:
         elif result.verdict and result.verdict.verdict == "INCONCLUSIVE":
             yield f"if its losses passed, its speed-up would be INCONCLUSIVE, because {speed.reason}."
     timed = [pair.speed for pair in _timed_pairs(result)]
-    if speed and speed.verdict == "FASTER" and (alone := describe_eager_only_steps(timed, BAND)):
-        yield f"{alone}."
-    if speed and speed.verdict == "FASTER" and (clock := describe_clock(timed)):
-        yield f"{clock}."
+    if speed and speed.verdict == "FASTER":
+        said = (describe_eager_only_steps(timed, BAND), describe_clock(timed), describe_outliers(timed))
+        yield from (f"{text}." for text in said if text)
     if speed and speed.outliers_kept:
         yield f"outliers stay in, because {speed.outliers_kept}."
     throttling, straggler = result.speed.throttling, result.speed.straggler

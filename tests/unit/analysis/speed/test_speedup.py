@@ -388,6 +388,22 @@ def test_a_gain_is_one_by_the_hosts_clock_too(tmp_path: Path, factor: float, wor
     assert ("by the host's clock" in speed.reason) == (word == "INCONCLUSIVE")
 
 
+@pytest.mark.parametrize(("slower", "named"), [(2.0, False), (10.0, True)])
+def test_a_report_names_what_outliers_leave_of_a_gain(tmp_path: Path, slower: float, named: bool) -> None:
+    """One step of each of three graphed runs takes longer: too few to be behaviour."""
+
+    def edit(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = 16.0 if run.spec.graphed else EAGER_MS
+        if run.spec.graphed:
+            run.metrics[40 + 7 * run.spec.repeat]["step_time_ms"] *= slower
+
+    result = compared(tmp_path, edit, repeats=3)
+    assert result.speed.speedup is not None and result.speed.speedup.verdict == "FASTER"
+    said = [remark for remark in _remarks_on(result) if "the ratio is 1.250 without outliers, but 1.159 over" in remark]
+    assert bool(said) is named, [*_remarks_on(result)]
+
+
 @pytest.mark.parametrize(("factor", "named"), [(1.0, False), (1.04, False), (1.1, True)])
 def test_a_report_names_what_the_hosts_clock_leaves_of_a_gain(tmp_path: Path, factor: float, named: bool) -> None:
     result = compared(tmp_path, change_seconds(factor))
