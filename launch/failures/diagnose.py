@@ -307,8 +307,12 @@ def _from_last_words(words: LastWords, evidence: Evidence, phase: Phase, code: i
     of_signal = (row for row in classes.SIGNALS if row.name == words.kind)
     row = words.row(phase) or next(of_signal, classes.PROGRAM if before else classes.EXIT)
     said = f": {words.text}" if words.text else ""
-    if rank is not None and words.rank in evidence.ranks_beside(rank):
-        rank = words.rank
+    if rank is not None:
+        # Torchrun has one exit code for all its ranks. The first of them to miss steps ended itself.
+        first = first_exception(evidence.exceptions)
+        missing = first.rank if first is not None and _is_missing_steps(first) else None
+        beside = evidence.ranks_beside(rank)
+        rank = next((named for named in (words.rank, missing) if named in beside), rank)
     return diagnose_as(row, phase, f"the program ended with {_exit_words(code)}{before}{said}", rank)
 
 

@@ -589,6 +589,18 @@ def test_a_program_that_ends_itself_with_an_error_is_judged_by_what_it_printed(
     assert found.message == f"the program ended with exit code 1: {words.text}"
 
 
+def test_the_rank_under_torchrun_that_ends_itself_with_an_error_is_named() -> None:
+    early, left = dataclasses.replace(EARLY, rank=5), said(4, 9.5, "RuntimeError", CLOSED)
+    words = {4: LastWords("torch.OutOfMemoryError", "CUDA out of memory.")}
+    seen = Evidence("itself", 1, {4: "measure"}, (early, left), (RankExit(4, 1),), is_command=True, last_words=words)
+    found = diagnose(dataclasses.replace(seen, ranks_per_task=4))
+    assert (found.failure_class, found.rank) == ("CUDA_OOM", 5)
+    elsewhere = diagnose(
+        dataclasses.replace(seen, exceptions=(dataclasses.replace(early, rank=1), left), ranks_per_task=4)
+    )
+    assert elsewhere.rank == 4
+
+
 def test_a_program_that_ends_early_without_an_exit_code_is_told_with_the_error_that_it_printed() -> None:
     seen = Evidence("itself", 0, {0: "measure"}, (EARLY,), is_command=True)
     said_oom = {0: LastWords("torch.OutOfMemoryError", "CUDA out of memory.")}
