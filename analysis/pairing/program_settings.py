@@ -34,6 +34,7 @@ _FLAGS_OF = {
         "data_loaders": "batch|workers|pin|loader",
         "clipping": "clip|grad|norm",
         "recomputation": "checkpoint|ckpt|recompute|activation",
+        "schedulers": "lr|learning|schedul|warmup",
         "backward_passes": "batch|micro|accum|grad",
         "gradient_sync": "sync|accum|micro",
         "weights": "seed|init|load|weight",

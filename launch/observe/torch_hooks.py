@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from launch.contract.metric_names import column_of
+from launch.observe.description.used_settings import after
 from launch.observe.import_hook import after_import
 
 if TYPE_CHECKING:
@@ -25,10 +26,12 @@ def install(torch: ModuleType, observer: Observer) -> None:
     _hook_graph(torch.cuda.graphs.CUDAGraph, observer)
     after_import("torch.amp.grad_scaler", lambda module: _hook_scaler(module.GradScaler, observer))
     observer.used.hook_autocast(torch)
-    after_import("torch.utils.data.dataloader", lambda module: observer.used.hook_loaders(module.DataLoader))
+    after_import("torch.utils.data.dataloader", observer.used.hook_loaders)
+    after_import("torch.optim.lr_scheduler", observer.used.hook_schedulers)
     observer.used.hook_backward(torch.autograd)
     after_import("torch.nn.parallel.distributed", observer.used.hook_sync)
     after_import("torch.utils.checkpoint", observer.used.hook_checkpoints)
+    after_import("torch._dynamo.variables.builder", observer.used.hook_compiled_checkpoints)
     _hook_clipping(torch, observer)
     after_import("torch.utils.tensorboard.writer", lambda module: _hook_writer(torch, module.SummaryWriter, observer))
     after_import("transformers.trainer", lambda module: _hook_trainer(module.Trainer, observer))
@@ -105,18 +108,6 @@ def _hook_clipping(torch: ModuleType, observer: Observer) -> None:
     clipping.clip_grad_norm_ = torch.nn.utils.clip_grad_norm_ = clip_grad_norm_  # type: ignore[attr-defined]
 
 
-def _after(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
-    """Return a wrapper of ``function`` that calls ``tell`` with its result and its arguments."""
-
-    @functools.wraps(function)
-    def wrapped(*arguments: Any, **named: Any) -> Any:
-        result = function(*arguments, **named)
-        tell(result, *arguments, *named.values())
-        return result
-
-    return wrapped
-
-
 def _hook_writer(torch: ModuleType, writer: Any, observer: Observer) -> None:
     """Observe the scalars of TensorBoard's writer. It logs many in each step, so the hook of all others is short."""
     write, exact = writer.add_scalar, (torch.float32, torch.float64)
@@ -146,9 +137,9 @@ def _hook_logger(logger: Any, method: str, observer: Observer) -> None:
     def tell(_: Any, _self: Any, metrics: Mapping[str, Any], step: Any = None, *_rest: Any) -> None:
         observer.say("its logger", {**metrics, **({} if step is None else {"step": step})})
 
-    setattr(logger, method, _after(getattr(logger, method), tell))
+    setattr(logger, method, after(getattr(logger, method), tell))
 
 
 def _hook_trainer(trainer: Any, observer: Observer) -> None:
     """Observe each micro-batch's loss before the Trainer rounds their sum to four decimals."""
-    trainer.training_step = _after(trainer.training_step, lambda loss, *_: observer.take_own("loss", loss, to_sum=True))
+    trainer.training_step = after(trainer.training_step, lambda loss, *_: observer.take_own("loss", loss, to_sum=True))

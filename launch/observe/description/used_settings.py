@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+from weakref import ref
 
+from launch.observe.construction import describe_construction
 from launch.train.inspection.capture_blockers import compiled_functions
 
 
@@ -21,18 +23,26 @@ class UsedSettings:
         self._autocasts: set[str] = set()
         self._loaders: set[str] = set()
         self._clippings: set[str] = set()
-        self._recomputes = self._skips_sync = False
+        self._schedulers: list[ref[object]] = []
+        self._recomputes = self._skips_sync = self._sees_compiled_checkpoints = False
         self._backward = _BackwardPasses()
+        self._first: int | None = None
+        """The optimizer whose steps count, by its id."""
         self._unhook: list[Callable[[], None]] = []
+        self._unused = "none"
+        """What is said of what was not seen."""
 
     def describe(self) -> dict[str, str]:
         precision = [*(f"autocast {one}" for one in sorted(self._autocasts)), *["gradient scaler"] * self.scaled]
+        sees_all = self._sees_compiled_checkpoints or not compiled_functions()
+        made = (describe_construction(one) for each in self._schedulers if (one := each()) is not None)
         found = {
             "mixed_precision": ", ".join(precision) or "none",
-            "data_loaders": "; ".join(sorted(self._loaders)) or "none",
+            "data_loaders": "; ".join(sorted(self._loaders)) or self._unused,
             # A limit that adapts to the gradients differs by their rounding.
             "clipping": next(iter(self._clippings or {"none"})) if len(self._clippings) < 2 else "",
-            "recomputation": "checkpoints" if self._recomputes else "" if compiled_functions() else "none",
+            "recomputation": "checkpoints" if self._recomputes else "none" if sees_all else "",
+            "schedulers": "; ".join(dict.fromkeys(made)) or self._unused,
             "gradient_sync": "without some backward passes (no_sync)" if self._skips_sync else "each backward pass",
             # A gradient scaler may skip a step, which then is no end of one.
             "backward_passes": "" if self.scaled else self._backward.describe(),
@@ -41,8 +51,13 @@ class UsedSettings:
 
     def end_step(self, optimizer: int, captures: int, *, closure: bool) -> None:
         """End a step of ``optimizer``, an id. So far there were ``captures``. A ``closure`` decides itself how often it computes."""
-        if self._unhook:
-            self._backward.end_step(optimizer, captures, closure=closure)
+        self._first = self._first or optimizer
+        if self._unhook and optimizer == self._first:
+            self._backward.end_step(captures, closure=closure)
+
+    def announce(self) -> None:
+        """Count the steps that the program announces. Those before them may have been many enough to be timed, without hooks."""
+        self._unused = "none" if self._unhook else ""
 
     def unhook(self) -> None:
         for unhook in self._unhook:
@@ -54,20 +69,30 @@ class UsedSettings:
         if not hasattr(torch, "set_autocast_dtype"):
             return
 
-        def tell(device_type: str, dtype: object) -> None:
+        def tell(_: None, device_type: str, dtype: object) -> None:
             if torch.is_autocast_enabled(device_type):
                 self._autocasts.add(f"{device_type} {str(dtype).removeprefix('torch.')}")
 
-        self._hook(torch, "set_autocast_dtype", tell, _traced)
+        self._hook(torch, "set_autocast_dtype", tell, after)
 
-    def hook_loaders(self, loader: Any) -> None:
+    def hook_loaders(self, loaders: ModuleType) -> None:
         """Observe the data loaders that the program iterates over."""
 
-        def tell(one: Any) -> None:
+        def tell(_: Any, one: Any) -> None:
             size = f"batch_size {one.batch_size}, " if one.batch_size is not None else ""
             self._loaders.add(f"{size}num_workers {one.num_workers}, pin_memory {one.pin_memory}")
 
-        self._hook(loader, "__iter__", tell, _traced)
+        self._hook(loaders.DataLoader, "__iter__", tell, after)
+
+    def hook_schedulers(self, schedulers: ModuleType) -> None:
+        """Observe the learning-rate schedulers that the program makes. Some classes do not call their base's ``__init__``."""
+
+        def tell(_: Any, scheduler: object, *_rest: Any) -> None:
+            self._schedulers.append(ref(scheduler))
+
+        for owner in ("LRScheduler", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau"):
+            if hasattr(schedulers, owner):
+                self._hook(getattr(schedulers, owner), "__init__", tell, _untraced)
 
     def say_clipping(self, max_norm: Any, norm_type: Any) -> None:
         """Take note of the arguments of ``clip_grad_norm_``. A limit of infinity only asks for the norm."""
@@ -91,22 +116,27 @@ class UsedSettings:
         self._hook(distributed.DistributedDataParallel, "no_sync", tell, _untraced)
 
     def hook_checkpoints(self, checkpoints: ModuleType) -> None:
-        """Observe activations that the backward pass computes again. Compiled code calls none of these functions."""
-
-        def tell(*_: Any, **_named: Any) -> None:
-            self._recomputes = True
-
+        """Observe activations that the backward pass computes again. Compiled code may call none of these functions."""
         for owner, name in (("_CheckpointFrame", "__init__"), ("CheckpointFunction", "forward")):
             if hasattr(checkpoints, owner):
-                self._hook(getattr(checkpoints, owner), name, tell, _untraced)
+                self._hook(getattr(checkpoints, owner), name, self._say_recomputation, _untraced)
+
+    def hook_compiled_checkpoints(self, builder: ModuleType) -> None:
+        """Observe them in code that Dynamo compiles."""
+        if hasattr(builder, "build_checkpoint_variable"):
+            self._sees_compiled_checkpoints = True
+            self._hook(builder, "build_checkpoint_variable", self._say_recomputation, after)
+
+    def _say_recomputation(self, *_: Any) -> None:
+        self._recomputes = True
 
     def _hook(self, owner: Any, name: str, tell: Callable[..., None], wrap: Callable[..., Any]) -> None:
-        """Call ``tell`` after a function of ``owner``, with the same arguments, until :meth:`unhook`."""
+        """Call ``tell`` after a function of ``owner``, as :func:`after` does, until :meth:`unhook`."""
         function = getattr(owner, name)
 
-        def tell_first(*arguments: Any, **named: Any) -> None:
+        def tell_first(*arguments: Any) -> None:
             if self._unhook:
-                tell(*arguments, **named)
+                tell(*arguments)
 
         wrapped = wrap(function, tell_first)
 
@@ -119,13 +149,13 @@ class UsedSettings:
         self._unhook.append(unhook)
 
 
-def _traced(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
-    """Return a wrapper of ``function`` that Dynamo traces."""
+def after(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
+    """Return a wrapper of ``function`` that calls ``tell`` with its result and its arguments. Dynamo traces it."""
 
     @functools.wraps(function)
     def wrapped(*arguments: Any, **named: Any) -> Any:
         result = function(*arguments, **named)
-        tell(*arguments, **named)
+        tell(result, *arguments, *named.values())
         return result
 
     return wrapped
@@ -133,7 +163,7 @@ def _traced(function: Callable[..., Any], tell: Callable[..., None]) -> Callable
 
 def _untraced(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
     """Return a wrapper of ``function`` that Dynamo calls and does not trace, while it traces what this calls as before."""
-    wrapped = _traced(function, tell)
+    wrapped = after(function, tell)
     skipped: Callable[..., Any] = sys.modules["torch._compile"]._disable_dynamo(wrapped, recursive=False)
     return skipped
 
@@ -142,21 +172,18 @@ class _BackwardPasses:
     """Counts the backward passes between two steps of the first optimizer."""
 
     def __init__(self) -> None:
-        self._optimizer: int | None = None
         self._passes = self._captures = 0
         self._steps: list[tuple[int, bool]] = []
         """The passes of each step, and whether something was captured in it."""
         self._has_closure = False
 
-    def count(self, *_: Any, **_named: Any) -> None:
+    def count(self, *_: Any) -> None:
         self._passes += 1
 
-    def end_step(self, optimizer: int, captures: int, *, closure: bool) -> None:
-        self._optimizer = self._optimizer or optimizer
-        if optimizer == self._optimizer:
-            self._steps.append((self._passes, captures != self._captures))
-            self._passes, self._captures = 0, captures
-            self._has_closure |= closure
+    def end_step(self, captures: int, *, closure: bool) -> None:
+        self._steps.append((self._passes, captures != self._captures))
+        self._passes, self._captures = 0, captures
+        self._has_closure |= closure
 
     def describe(self) -> str:
         """Return the passes of a step before the capture, or "" if they are unknown.

@@ -11,6 +11,7 @@ import torch
 from launch.common.text import first_names
 from launch.contract.records.gradient_sketch import GradientSketch
 from launch.contract.spec_ids import digest
+from launch.observe.construction import text_of
 from launch.observe.state.gradient_sketches import describe_weights, gradient_of, own_part, parameter_names, sketch
 from launch.observe.state.model_settings import model_settings
 from launch.observe.state.other_state import OtherState
@@ -158,16 +159,7 @@ def _kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
 
 def _describe_group(group: Mapping[str, Any]) -> str:
     begun = {**group, "lr": group.get("initial_lr", group.get("lr"))}
-    return ", ".join(f"{name} {text}" for name in _SETTINGS if (text := _text(begun.get(name))))
-
-
-def _text(value: object) -> str:
-    """Return a number or several, rounded as float32 may be; "" for anything else."""
-    if isinstance(value, tuple | list):
-        return "/".join(map(_text, value))
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        value = value.item()
-    return f"{value:.5g}" if isinstance(value, int | float) else ""
+    return ", ".join(f"{name} {text}" for name in _SETTINGS if (text := text_of(begun.get(name))))
 
 
 def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:

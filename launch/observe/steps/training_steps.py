@@ -75,6 +75,7 @@ class TrainingSteps:
             )
         self._rank.begin(self.phases.phase)
         self.announced = True
+        self.used.announce()
         self._start_counting("launch.observe.step")
         if self._rank.recorder is not None:
             self._rank.recorder.write("announced")

@@ -298,13 +298,24 @@ SETTINGS = {
         ("enumerate(data)", "enumerate(torch.utils.data.DataLoader(data, batch_size=None, pin_memory=False))"),
         {"data_loaders": "num_workers 0, pin_memory False"},
     ),
+    "a scheduler": (
+        ("data = ", "schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)\ndata = "),
+        {
+            "schedulers": "ReduceLROnPlateau (mode min, factor 0.1, patience 3, threshold 0.0001, threshold_mode rel, cooldown 0, min_lr 0, "
+            "eps 1e-08)"
+        },
+    ),
+    "a scheduler that is gone": (
+        ("data = ", "torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.ones(1)]), 3)\ndata = "),
+        {},
+    ),
 }
 
 
 USUAL = {
     "optimizer_kinds": "SGD", "parameters": "torch.float32", "mixed_precision": "none", "data_loaders": "none", "clipping": "none",
     "backward_passes": "1", "modules": "training", "data_parallel": "none", "trained": "10 numbers",
-    "gradient_sync": "each backward pass",
+    "gradient_sync": "each backward pass", "schedulers": "none", "recomputation": "none",
 }  # fmt: skip
 
 
@@ -313,23 +324,46 @@ USUAL = {
 def test_what_a_program_uses_in_its_first_steps_is_recorded(tmp_path: Path, name: str, graphed: bool) -> None:
     edit, expected = SETTINGS[name]
     program = PROGRAM.replace("torch.randn(STEPS, 8, 4)", "torch.randn(STEPS, 8, 4, dtype=model.weight.dtype)")
-    program += "assert not hasattr(torch.set_autocast_dtype, '__wrapped__'), 'timed steps pay for no hook'\n"
+    hooked = "torch.set_autocast_dtype, torch.optim.lr_scheduler.LRScheduler.__init__"
+    program += f"assert not any(hasattr(one, '__wrapped__') for one in ({hooked})), 'timed steps pay for no hook'\n"
     seen = observe(tmp_path, program.replace(*edit) if edit else program, spec_of(graphed=graphed))
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
     (choices,) = seen.events("choices")
-    assert {one: choices["choices"][one] for one in USUAL} == USUAL | expected
-    # Compiled code recomputes without calling a function of torch.utils.checkpoint.
-    assert choices["choices"].get("recomputation") == (None if graphed else "none")
+    assert {one: choices["choices"][one] for one in USUAL | expected} == USUAL | expected
 
 
-def test_activations_that_are_computed_again_are_recorded(tmp_path: Path) -> None:
-    for reentrant in (False, True):
-        again = f"torch.utils.checkpoint.checkpoint(model, batch.requires_grad_(), use_reentrant={reentrant})"
-        program = f"import torch.utils.checkpoint{PROGRAM.replace('run(batch)', again)}"
-        (choices,) = observe(tmp_path / str(reentrant), program, spec_of()).events("choices")
-        assert choices["choices"]["recomputation"] == "checkpoints"
-        # In a backward pass, the reentrant one starts another for each part.
-        assert choices["choices"]["backward_passes"] == str(1 + reentrant)
+@pytest.mark.parametrize("graphed", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activations_that_are_computed_again_are_recorded(tmp_path: Path, reentrant: bool, graphed: bool) -> None:
+    """Compiled code calls no function of torch.utils.checkpoint."""
+    again = f"functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant={reentrant})(model, batch)"
+    program = f"import functools, torch.utils.checkpoint{PROGRAM}".replace("compile(model", "compile(forward")
+    program = program.replace("run = ", f"def forward(batch): return {again}\nrun = ").replace(
+        "else model", "else forward"
+    )
+    program = program.replace("run(batch)", "run(batch.requires_grad_())")
+    (choices,) = observe(tmp_path, program, spec_of(graphed=graphed)).events("choices")
+    assert choices["choices"]["recomputation"] == "checkpoints"
+    # In a backward pass, the reentrant one starts another for each part.
+    assert choices["choices"]["backward_passes"] == str(1 + (reentrant and not graphed))
+
+
+@pytest.mark.parametrize(
+    ("steps", "unknown"),
+    [(1, set()), (3, set()), (STEPS, {"data_loaders", "schedulers"})],
+)
+def test_what_begins_after_many_steps_to_warm_up_is_unknown(tmp_path: Path, steps: int, unknown: set[str]) -> None:
+    """After three steps with compiled code, steps may be timed. Once readings are processed, hooks are gone."""
+    warm = f"""for _ in range({steps}):
+    run(data[0]).sum().backward()
+    optimizer.step()
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+for number"""
+    program = SAYS.replace("for number", warm).replace("(data)", "(torch.utils.data.DataLoader(data, batch_size=None))")
+    seen = observe(tmp_path, program, spec_of(graphed=True))
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    (choices,) = seen.events("choices")
+    assert {"data_loaders", "schedulers"} - choices["choices"].keys() == unknown
 
 
 def test_the_weights_with_which_a_program_begins_are_recorded(tmp_path: Path) -> None:
