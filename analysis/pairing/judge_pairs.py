@@ -20,7 +20,7 @@ from analysis.pairing.logged_runs import judge_logs
 from analysis.pairing.pair import IDENTITY, Pair, margins_for
 from analysis.pairing.parameter_updates import describe_unequal_ends
 from analysis.pairing.precapture_check import START_ALIKE, describe_unlike_start
-from analysis.pairing.program_settings import units_of_runs, widen_by_rounding
+from analysis.pairing.program_settings import name_other_batches, units_of_runs, widen_by_rounding
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Digests, attempts_of
 from analysis.records.steps import Integers, Steps
@@ -209,6 +209,7 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
     if unlike and verdict.verdict == "INCONCLUSIVE":
         # More repeats would not remove this cause.
         verdict = replace(verdict, reason=f"{verdict.reason}; {unlike}", fix=START_ALIKE, alternatives=(), noisy=False)
+    verdict = name_other_batches(verdict, [pair.attempts for pair in pairs])
     if len(eager) < 2 and verdict.verdict == "INCONCLUSIVE" and (changed := _describe_other_code(pairs, baseline)):
         verdict = replace(verdict, reason=f"{verdict.reason}; {changed}", fix=_ONE_CODE, alternatives=())
     if perturbed is None and baseline.missing and _may_be_rounding(verdict):

@@ -28,6 +28,7 @@ from analysis.pairing.program_settings import (
     check_settings,
     check_shown_norm,
     check_sources,
+    name_other_batches,
     rounded_metrics,
     widen_by_rounding,
 )
@@ -117,6 +118,7 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
     assert eager.attempt is not None
     before, after = eager.attempt, graphed.attempt
     exact = _judge_pair(before, after, replay, baseline, spec, margins_for(spec, margins))
+    exact = exact and name_other_batches(exact, [(before, after)])
     curves = {**baseline.repeats.get(after.digests, {}), eager.repeat: before.steps}
     return Pair(
         graphed.repeat,

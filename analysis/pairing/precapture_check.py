@@ -57,10 +57,15 @@ def check_numbers(eager: Attempt, graphed: Attempt, margins: Margins) -> Verdict
     before, after = (attempt.environment.get("choices", {}).get("first_number") for attempt in (eager, graphed))
     if before is None or after is None or before == after:
         return None
-    if not (losses := _unlike_losses({"the eager run": eager.steps, "the graphed run": graphed.steps}, margins, 1.0)):
+    if not (losses := unlike_losses(eager, graphed, margins)):
         return None
     reason = f"a run resumed a checkpoint: the program numbers its first step {before} (eager) and {after} (graphed), and {losses}"
     return Verdict("INCOMPARABLE", reason, START_ALIKE)
+
+
+def unlike_losses(eager: Attempt, graphed: Attempt, margins: Margins) -> str:
+    """Name the losses of the first step if they differ by more than the margin; return "" if they do not."""
+    return _unlike_losses({"the eager run": eager.steps, "the graphed run": graphed.steps}, margins, 1.0)
 
 
 def describe_unlike_start(runs: Curves, margins: Margins) -> str:

@@ -6,10 +6,11 @@ Settings may differ in graph settings and in names the recipe allows.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from analysis.curves.curve import curve_of_record
-from analysis.pairing.precapture_check import START_ALIKE
+from analysis.pairing.precapture_check import START_ALIKE, unlike_losses
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt
 from analysis.verdict.completeness import Curves
@@ -24,6 +25,8 @@ SOURCES = ("loss", "grad_norm", "steps", "metrics")
 _DECIDED_ELSEWHERE = ("program.command:", "digests.", "choices.first_number:", *(f"choices.{one}:" for one in SOURCES))
 """Other modules decide on these. The command contains the graph settings, :func:`check_sources` judges sources, and a digest
 differs only if something else differs."""
+_OF_DATA = ("choices.batches:", "choices.samplers:")
+"""These count together."""
 _FLAGS_OF = {
     f"choices.{name}": re.compile(rf"(?<![a-z])({flags})", re.IGNORECASE)
     for name, flags in {
@@ -35,6 +38,8 @@ _FLAGS_OF = {
         "clipping": "clip|grad|norm",
         "recomputation": "checkpoint|ckpt|recompute|activation",
         "schedulers": "lr|learning|schedul|warmup",
+        "batches": "seed|data|shuffl|sampl|skip|epoch|batch|loader",
+        "samplers": "seed|data|shuffl|sampl|skip|epoch|batch|loader",
         "backward_passes": "batch|micro|accum|grad",
         "gradient_sync": "sync|accum|micro",
         "weights": "seed|init|load|weight",
@@ -52,11 +57,43 @@ _SHOW_NORM = "show the gradient norm before it is clipped, or none, so that the 
 
 def check_settings(eager: Attempt, graphed: Attempt, margins: Margins) -> Verdict | None:
     """Return INCOMPARABLE if the runs of a program differ in more than graph settings and ``allow_differences``."""
+    ignored = _DECIDED_ELSEWHERE + (() if _starts_with_other_data(eager, graphed, margins) else _OF_DATA)
     found = (text for text in differences(eager.environment, graphed.environment) if not is_allowed(text, margins))
-    differing = [
-        text for text in found if not text.startswith(_DECIDED_ELSEWHERE) and not _is_unknown_or_set(text, margins)
-    ]
+    differing = [text for text in found if not text.startswith(ignored) and not _is_unknown_or_set(text, margins)]
     return refuse(differing) if differing else None
+
+
+def _starts_with_other_data(eager: Attempt, graphed: Attempt, margins: Margins) -> bool:
+    """Return whether data loaders of the runs share no batch of the first step. No graph has run before these batches.
+
+    Samplers or losses must differ too, because one side alone may fetch batches ahead of their steps.
+    """
+    if _first_other_batch(eager, graphed) != 0:
+        return False
+    before, after = (_choices(attempt).get("samplers") for attempt in (eager, graphed))
+    return before != after or bool(unlike_losses(eager, graphed, margins))
+
+
+def name_other_batches(verdict: Verdict, pairs: Iterable[tuple[Attempt, Attempt]]) -> Verdict:
+    """Return ``verdict``, with the first step in which the loaders of an eager and a graphed run share no batch if it does not pass.
+
+    Such batches may explain losses that differ. They may also follow from a graph that draws other random numbers.
+    """
+    steps = [step for eager, graphed in pairs if (step := _first_other_batch(eager, graphed)) is not None]
+    if verdict.verdict not in ("DIVERGED", "INCONCLUSIVE") or not steps:
+        return verdict
+    said = f"in step {min(steps)}, data loaders also give the runs other batches (choices.batches)"
+    return replace(verdict, reason=f"{verdict.reason}; {said}")
+
+
+def _first_other_batch(eager: Attempt, graphed: Attempt) -> int | None:
+    """Return the first of the recorded steps of which data loaders of the runs share no batch; None if there is none."""
+    before, after = (_choices(attempt).get("batches", "").split() for attempt in (eager, graphed))
+    steps = enumerate(zip(before, after, strict=False))
+    given = (
+        (step, {*one.split("/")}, {*other.split("/")}) for step, (one, other) in steps if "none" not in (one, other)
+    )
+    return next((step for step, one, other in given if one.isdisjoint(other)), None)
 
 
 def _is_unknown_or_set(difference: str, margins: Margins) -> bool:
@@ -73,7 +110,7 @@ def refuse(differing: Sequence[str]) -> Verdict:
     if name.startswith("code."):
         equal = "run the sweep again with one version of the code"
     else:
-        equal = START_ALIKE if name == "choices.weights" else "make both sides equal"
+        equal = START_ALIKE if name in ("choices.weights", "choices.batches") else "make both sides equal"
     fix = f"{equal}, or allow it by name: wrap --allow-difference {name}, equivalence.allow_differences in a recipe"
     return Verdict("INCOMPARABLE", f"the runs differ in more than their graph settings: {'; '.join(differing)}", fix)
 

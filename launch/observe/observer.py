@@ -177,6 +177,13 @@ class Observer:
             self.used.say_clipping(max_norm, norm_type)
         self.take_own("grad_norm", norm)
 
+    def take_batch(self, batch: Any, iterator: Any) -> None:
+        """Take a batch that ``iterator`` of a data loader gives to the program."""
+        if self._timed:
+            self.used.batches.missed = True
+        else:
+            self.used.batches.take(batch, iterator)
+
     def take_own(self, metric: Metric, value: Any, *, to_sum: bool = False) -> None:
         """Take what one of the program's own functions returned for the current step, or for a micro-batch of it (``to_sum``).
 

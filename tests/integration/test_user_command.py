@@ -47,6 +47,53 @@ def test_a_script_becomes_a_report(host: Host) -> None:
     assert f"{host.folder}: its code has changed since the runs on disk" in again.stderr and "2 on disk" in again.stdout
 
 
+LOADS = """
+import sys
+import torch
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+def forward(batch):
+    return checkpoint(model, batch, use_reentrant=False) if "--recompute" in sys.argv else model(batch)
+run = torch.compile(forward, backend="aot_eager") if "--compile" in sys.argv else forward
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 20 if "--decay" in sys.argv else 1000)
+order = torch.Generator().manual_seed(1 if "--decay" in sys.argv else 2)
+loader = DataLoader(torch.randn(2000, 8), batch_size=16, shuffle=True, generator=order)
+for step, batch in enumerate(loader):
+    if step == int(sys.argv[1]):
+        break
+    used = batch if step < 4 or "--stale" not in sys.argv else used
+    loss = (run(used) - used[:, :1]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    schedule.step()
+    print({"step": step, "loss": loss.item()})
+"""
+
+
+def test_another_schedule_another_order_and_recomputation_are_named(host: Host) -> None:
+    """Stale inputs are a fault of graphs, and the loader gives the same batches there. A lone eager run leaves it INCONCLUSIVE."""
+    (host.folder / "train.py").write_text(LOADS)
+    usual = ["--recompute", "--decay"]
+    graphs = {"same": ["--compile", *usual], "stale": ["--compile", *usual, "--stale"], "other": ["--compile"]}
+    done = host.run("sweep", host.write(program_recipe("mine", RUN, {"none": usual, **graphs})))
+    report = json.loads((host.sweep("mine").report / "report.json").read_text())
+    same, stale, other = (cell["verdict"] for cell in report["cells"] if cell["impl"] == "command")
+    assert same["verdict"] == "BITWISE", (same, done.stderr)
+    assert stale["verdict"] == "INCONCLUSIVE" and "choices" not in stale["reason"], stale
+    assert other["verdict"] == "INCOMPARABLE", other
+    for said in (
+        "choices.batches: ",
+        "choices.recomputation: checkpoints (eager), none (graphed)",
+        "generator seed 1) (eager), RandomSampler (replacement False, generator seed 2) (graphed)",
+        "StepLR (step_size 20, gamma 0.1) (eager), StepLR (step_size 1000, gamma 0.1) (graphed)",
+    ):
+        assert said in other["reason"], (said, other["reason"])
+
+
 HUGGINGFACE = """
 import torch
 from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments

@@ -11,6 +11,7 @@ from typing import Any
 from weakref import ref
 
 from launch.observe.construction import describe_construction
+from launch.observe.description.batches import Batches
 from launch.train.inspection.capture_blockers import compiled_functions
 
 
@@ -25,6 +26,7 @@ class UsedSettings:
         self._clippings: set[str] = set()
         self._schedulers: list[ref[object]] = []
         self._recomputes = self._skips_sync = self._sees_compiled_checkpoints = False
+        self.batches = Batches()
         self._backward = _BackwardPasses()
         self._first: int | None = None
         """The optimizer whose steps count, by its id."""
@@ -36,7 +38,7 @@ class UsedSettings:
         precision = [*(f"autocast {one}" for one in sorted(self._autocasts)), *["gradient scaler"] * self.scaled]
         sees_all = self._sees_compiled_checkpoints or not compiled_functions()
         made = (describe_construction(one) for each in self._schedulers if (one := each()) is not None)
-        found = {
+        found = self.batches.describe() | {
             "mixed_precision": ", ".join(precision) or "none",
             "data_loaders": "; ".join(sorted(self._loaders)) or self._unused,
             # A limit that adapts to the gradients differs by their rounding.
@@ -54,12 +56,16 @@ class UsedSettings:
         self._first = self._first or optimizer
         if self._unhook and optimizer == self._first:
             self._backward.end_step(captures, closure=closure)
+            if not self.batches.announced:
+                self.batches.end_step()
 
     def announce(self) -> None:
         """Count the steps that the program announces. Those before them may have been many enough to be timed, without hooks."""
+        self.batches.announce()
         self._unused = "none" if self._unhook else ""
 
     def unhook(self) -> None:
+        self.batches.missed = True
         for unhook in self._unhook:
             unhook()
         self._unhook.clear()
@@ -75,14 +81,16 @@ class UsedSettings:
 
         self._hook(torch, "set_autocast_dtype", tell, after)
 
-    def hook_loaders(self, loaders: ModuleType) -> None:
-        """Observe the data loaders that the program iterates over."""
+    def hook_loaders(self, loaders: ModuleType, take: Callable[..., None]) -> None:
+        """Observe the data loaders that the program iterates over. Let ``take``, which Dynamo must not trace, take their batches."""
 
         def tell(_: Any, one: Any) -> None:
             size = f"batch_size {one.batch_size}, " if one.batch_size is not None else ""
             self._loaders.add(f"{size}num_workers {one.num_workers}, pin_memory {one.pin_memory}")
 
         self._hook(loaders.DataLoader, "__iter__", tell, after)
+        if hasattr(loaders, "_BaseDataLoaderIter"):
+            self._hook(loaders._BaseDataLoaderIter, "__next__", take, _untraced)
 
     def hook_schedulers(self, schedulers: ModuleType) -> None:
         """Observe the learning-rate schedulers that the program makes. Some classes do not call their base's ``__init__``."""

@@ -230,6 +230,8 @@ class TrainingSteps:
     def _note_settings(self, phase: StepPhase) -> None:
         """Note the settings of the first step. Timed steps pay for no hook that is only needed to describe the program."""
         self.optimizers.note_settings()
+        if self.announced:
+            self.used.batches.end_step()
         if phase == "measure":
             self.used.unhook()
 

@@ -255,6 +255,8 @@ def test_another_learning_rate_is_no_graph_setting(
         ("schedulers", ("StepLR (step_size 3)", "none"), "", "INCOMPARABLE"),
         ("schedulers", ("StepLR (step_size 3)", "none"), "lr-warmup-steps", "BITWISE"),
         ("schedulers", ("StepLR (step_size 3)", ""), "", "BITWISE"),
+        ("samplers", ("RandomSampler", "SequentialSampler"), "", "BITWISE"),
+        ("batches", ("a b", "d e"), "", "BITWISE"),
         ("backward_passes", ("1", "4"), "", "INCOMPARABLE"),
         ("backward_passes", ("1", "4"), "micro-batch-size", "BITWISE"),
         ("backward_passes", ("1", ""), "", "BITWISE"),
@@ -284,6 +286,47 @@ def test_what_else_makes_a_step_faster_is_no_graph_setting(
     if verdict == "INCOMPARABLE":
         assert f"choices.{name}: {values[0]} (eager), {values[1] or 'unset'} (graphed)" in found.reason
         assert f"--allow-difference choices.{name}" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("eager", "graphed", "samplers", "begun", "allowed", "verdict", "said"),
+    [
+        ("a b", "d e", "xx", 0.1, "", "INCOMPARABLE", "choices.batches: a b (eager), d e (graphed)"),
+        ("a b", "d e", "xy", 0.0, "", "INCOMPARABLE", "choices.samplers: x (eager), y (graphed)"),
+        ("a b", "d e", "xx", 0.1, "data-seed", "DIVERGED", "in step 0, data loaders also give the runs other batches"),
+        ("a b", "b c", "xx", 0.0, "", "DIVERGED", "in step 0, data loaders also give the runs other batches"),
+        ("a b", "a d", "xy", 0.1, "", "DIVERGED", "in step 1, data loaders also give the runs other batches"),
+        ("a b", "a none", "xx", 0.1, "", "DIVERGED", ""),
+        ("a/e b", "a b", "xy", 0.1, "", "DIVERGED", ""),
+        ("a b", "", "xx", 0.1, "", "DIVERGED", ""),
+    ],
+    ids=[
+        "another order", "another sampler", "an allowed order", "fetched ahead", "later", "stale inputs", "an evaluation", "no loader",
+    ],
+)  # fmt: skip
+def test_other_batches_are_no_fault_of_graphs(
+    tmp_path: Path, eager: str, graphed: str, samplers: str, begun: float, allowed: str, verdict: str, said: str
+) -> None:
+    """``begun`` is how far the losses of the first step are apart. Compiled code captures in this step."""
+
+    def load(run: records.AttemptRecord) -> None:
+        batches = graphed if run.spec.graphed else eager
+        choices = {"batches": batches, "samplers": samplers[run.spec.graphed]} if batches else {}
+        run.events[0].append({**run.events[0][-1], "kind": "choices", "choices": choices})
+        for step, line in enumerate(run.metrics):
+            line["loss"] += 1e-6 * run.spec.repeat
+            if run.spec.graphed:
+                line["loss"] += 0.5 if step else begun
+                line["phase"] = "capture" if step == 0 else "settle" if step < 3 else "measure"
+
+    sweep = records.write_sweep(tmp_path / "mine", edit=load)
+    write_json(
+        sweep.plan, dataclasses.replace(read_plan(sweep), margins=Margins(allow_differences=(allowed,) * bool(allowed)))
+    )
+    (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
+    assert found is not None and found.verdict == verdict and said in found.reason, found
+    assert said or "batches" not in found.reason, found
+    assert verdict == "DIVERGED" or "--allow-difference choices.batches" in found.fix
 
 
 CASES = {

@@ -296,7 +296,7 @@ SETTINGS = {
     ),
     "a data loader": (
         ("enumerate(data)", "enumerate(torch.utils.data.DataLoader(data, batch_size=None, pin_memory=False))"),
-        {"data_loaders": "num_workers 0, pin_memory False"},
+        {"data_loaders": "num_workers 0, pin_memory False", "samplers": "SequentialSampler"},
     ),
     "a scheduler": (
         ("data = ", "schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)\ndata = "),
@@ -324,7 +324,7 @@ USUAL = {
 def test_what_a_program_uses_in_its_first_steps_is_recorded(tmp_path: Path, name: str, graphed: bool) -> None:
     edit, expected = SETTINGS[name]
     program = PROGRAM.replace("torch.randn(STEPS, 8, 4)", "torch.randn(STEPS, 8, 4, dtype=model.weight.dtype)")
-    hooked = "torch.set_autocast_dtype, torch.optim.lr_scheduler.LRScheduler.__init__"
+    hooked = "torch.set_autocast_dtype, torch.optim.lr_scheduler.LRScheduler.__init__, torch.utils.data.dataloader._BaseDataLoaderIter.__next__"
     program += f"assert not any(hasattr(one, '__wrapped__') for one in ({hooked})), 'timed steps pay for no hook'\n"
     seen = observe(tmp_path, program.replace(*edit) if edit else program, spec_of(graphed=graphed))
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
@@ -348,9 +348,27 @@ def test_activations_that_are_computed_again_are_recorded(tmp_path: Path, reentr
     assert choices["choices"]["backward_passes"] == str(1 + (reentrant and not graphed))
 
 
+LOADER = "torch.utils.data.DataLoader(data, shuffle=True, generator=torch.Generator().manual_seed(SEED), num_workers=WORKERS)"
+
+
+@pytest.mark.parametrize("graphed", [False, True])
+def test_the_batches_of_a_data_loader_are_recorded(tmp_path: Path, graphed: bool) -> None:
+    first, same, other = (
+        observe(
+            tmp_path / str(place),
+            PROGRAM.replace("(data)", f"({LOADER.replace('SEED', seed).replace('WORKERS', workers)})"),
+            spec_of(graphed=graphed),
+        ).events("choices")[0]["choices"]
+        for place, (seed, workers) in enumerate([("1", "0"), ("1", "2"), ("2", "0")])
+    )
+    assert re.fullmatch(r"\w{8} \w{8}", first["batches"]), first
+    assert first["batches"] == same["batches"] != other["batches"]
+    assert first["samplers"] == "RandomSampler (replacement False, generator seed 1)"
+
+
 @pytest.mark.parametrize(
     ("steps", "unknown"),
-    [(1, set()), (3, set()), (STEPS, {"data_loaders", "schedulers"})],
+    [(1, set()), (3, {"batches", "samplers"}), (STEPS, {"batches", "samplers", "data_loaders", "schedulers"})],
 )
 def test_what_begins_after_many_steps_to_warm_up_is_unknown(tmp_path: Path, steps: int, unknown: set[str]) -> None:
     """After three steps with compiled code, steps may be timed. Once readings are processed, hooks are gone."""
@@ -363,7 +381,7 @@ for number"""
     seen = observe(tmp_path, program, spec_of(graphed=True))
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
     (choices,) = seen.events("choices")
-    assert {"data_loaders", "schedulers"} - choices["choices"].keys() == unknown
+    assert {"batches", "samplers", "data_loaders", "schedulers"} - choices["choices"].keys() == unknown
 
 
 def test_the_weights_with_which_a_program_begins_are_recorded(tmp_path: Path) -> None:
