@@ -34,7 +34,7 @@ from analysis.records.run import Attempt, PartialAttempt, Run, digests_of
 from analysis.records.steps import Steps, no_steps, read_steps
 from launch.common.atomic_files import dumps, parse_record
 from launch.common.typed_json import from_json
-from launch.contract.bundle import runs_not_needed, why_skipped
+from launch.contract.bundle import latest_outcomes, read_intact_order, runs_not_needed
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
 from launch.contract.plan import Cell, Plan, read_plan
@@ -48,6 +48,7 @@ from launch.contract.records.kernels import Kernels
 from launch.contract.records.probe import Probe
 from launch.contract.records.state_changes import StateChanges
 from launch.contract.records.step_check import StepCheck
+from launch.contract.skipped_runs import why_skipped
 from launch.contract.spec import RunSpec, read_spec
 
 LONGEST_CAPTURE = 1e9
@@ -110,7 +111,11 @@ def _load_cell(sweep: SweepPaths, cell: Cell) -> tuple[Run, ...]:
 
 def _skipped(sweep: SweepPaths, runs: Sequence[Run], plan: Plan) -> dict[int, str]:
     """Return why ``runs`` of a cell were not begun, since they would have been in vain, by the repeat."""
-    reasons = ((run.repeat, why_skipped(sweep, run.run_id, {}, plan.precedents)) for run in runs if not run.begun)
+    unbegun = {run.run_id: run.repeat for run in runs if not run.begun}
+    bundles = (bundle for bundle in plan.bundles if unbegun and not unbegun.keys().isdisjoint(bundle.run_ids))
+    order = next((read_intact_order(sweep.bundle(bundle.bundle_id)) for bundle in bundles), None)
+    outcome_of = latest_outcomes(sweep, order)
+    reasons = ((repeat, why_skipped(run_id, outcome_of, plan.precedents)) for run_id, repeat in unbegun.items())
     return {repeat: reason for repeat, reason in reasons if reason}
 
 

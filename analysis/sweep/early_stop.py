@@ -8,7 +8,7 @@ cells. They therefore do not change once the bundle stops (docs/speed.md).
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from analysis.records.load import load_planned, without_runs
@@ -17,44 +17,47 @@ from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import judge_cells
 from launch.common.atomic_files import write_json
 from launch.common.parent_death import die_with_parent
-from launch.contract.bundle import EarlyStop, why_skipped
-from launch.contract.paths import BundlePaths, SweepPaths
-from launch.contract.plan import Cell, Precedents, read_plan
+from launch.common.typed_json import read_record
+from launch.contract.bundle import BundleOrder, EarlyStop, runs_not_begun
+from launch.contract.paths import BundlePaths
+from launch.contract.plan import Cell, read_plan
 
 
 def find_early_stop(bundle: BundlePaths) -> EarlyStop | None:
     """Judge the complete repeats if it is time for a look. Return which runs are not needed, or None.
 
     Raises:
-        FileNotFoundError, RecordError: the plan is missing or damaged.
+        FileNotFoundError, RecordError: the plan or the order is missing or damaged.
         StopIteration: the plan does not have the bundle.
     """
-    sweep, plan = bundle.sweep, read_plan(bundle.sweep)
+    sweep, plan, order = bundle.sweep, read_plan(bundle.sweep), read_record(BundleOrder, bundle.order)
     workload = next(one.workload_id for one in plan.bundles if one.bundle_id == bundle.root.name)
     cells = [cell for cell in plan.cells if cell.workload_id == workload and cell.run_ids]
-    repeats = complete_repeats(sweep, cells, plan.precedents)
+    repeats = complete_repeats(bundle, order, cells)
     if repeats not in plan.looks[:-1]:
         return None
     later = tuple(run_id for cell in cells for run_id in cell.repeat_ids[repeats:])
-    graphed = sum(cell.graphed for cell in cells)
-    records = load_planned(sweep, without_runs(replace(plan, cells=tuple(cells)), frozenset(later)))
-    results = judge_cells(collect_evidence(records), plan.judged_cells - graphed)
-    return EarlyStop(repeats, plan.looks[-1], later) if are_final(results) else None
+    # A cell whose later repeats are not ordered has made them before, and they count.
+    waiting = {cell.cell_id for cell in cells if not dict(order.schedule).keys().isdisjoint(cell.repeat_ids[repeats:])}
+    unmade = frozenset(run_id for run_id in later if not sweep.run(run_id).attempt_numbers())
+    records = load_planned(sweep, without_runs(replace(plan, cells=tuple(cells)), unmade))
+    results = judge_cells(collect_evidence(records), plan.judged_cells - sum(cell.graphed for cell in cells))
+    waits = [result for result in results if result.cell.cell_id in waiting]
+    return EarlyStop(repeats, plan.looks[-1], later) if are_final(waits) else None
 
 
-def complete_repeats(sweep: SweepPaths, cells: Sequence[Cell], precedents: Mapping[str, Precedents]) -> int | None:
-    """Return how many repeats of ``cells``, all of one workload, have ended, or None if a later one has begun."""
-    repeats = zip(*(cell.repeat_ids for cell in cells), strict=True)
-    attempts = [[sweep.run(run_id).attempts() for run_id in repeat] for repeat in repeats]
-    ended = [
-        all(
-            begun[-1].has_ended if begun else why_skipped(sweep, cell.repeat_ids[number], {}, precedents)
-            for cell, begun in zip(cells, repeat, strict=True)
-        )
-        for number, repeat in enumerate(attempts)
-    ]
-    made = ended.index(False) if False in ended else len(ended)
-    return None if any(begun for repeat in attempts[made:] for begun in repeat) else made
+def complete_repeats(bundle: BundlePaths, order: BundleOrder, cells: Sequence[Cell]) -> int | None:
+    """Return how many repeats of ``cells``, all of one workload, have ended, or None if a later one has begun.
+
+    Of a run that ``order`` begins again, earlier attempts do not count.
+    """
+    latest = ((run_id, number, bundle.sweep.run(run_id).attempts()[-1:]) for run_id, number in order.schedule)
+    begun = {run_id: attempt for run_id, number, found in latest for attempt in found if attempt.number >= number}
+    spared = runs_not_begun(bundle, order)
+    left = {r for r, _ in order.schedule if not (begun[r].has_ended if r in begun else r in spared)}
+    repeats = [set(repeat) for repeat in zip(*(cell.repeat_ids for cell in cells), strict=True)]
+    made = next((number for number, repeat in enumerate(repeats) if repeat & left), len(repeats))
+    return None if any(repeat & begun.keys() for repeat in repeats[made:]) else made
 
 
 def are_final(results: Sequence[CellResult]) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from launch.common.atomic_files import RecordError, parse_json
 from launch.common.file_lock import Owner
+from launch.common.grouped import grouped
 from launch.common.regular_file import read_regular
 from launch.common.typed_json import from_json, read_record
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Limits, Precedents
+from launch.contract.skipped_runs import OutcomeOf, why_skipped
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,12 @@ class BundleOrder:
         """The ordered attempt of each run, in this bundle and others."""
         return {**self.awaited, **dict(self.schedule)}
 
+    def graphed_partners(self) -> Mapping[str, Sequence[str]]:
+        """Return the ordered graphed runs that are compared with each eager run."""
+        runs = ((run_id, *run_id.rpartition("-r")) for run_id, _ in self.schedule)
+        found = ((self.precedents.get(cell, Precedents()).eager, repeat, run_id) for run_id, cell, _, repeat in runs)
+        return grouped((f"{eager}-r{repeat}", run_id) for eager, repeat, run_id in found if eager)
+
 
 @dataclass(frozen=True)
 class Beginning:
@@ -87,6 +96,13 @@ class EarlyStop:
     """The runs that are not needed."""
 
 
+def read_intact_order(bundle: BundlePaths) -> BundleOrder | None:
+    """Return the order of the bundle's supervisor, or None if there is none or it is damaged."""
+    with contextlib.suppress(FileNotFoundError, RecordError):
+        return read_record(BundleOrder, bundle.order)
+    return None
+
+
 def runs_not_needed(bundle: BundlePaths) -> frozenset[str]:
     """Return the runs that nobody begins, since the bundle's verdicts are settled. A damaged record names none."""
     try:
@@ -95,79 +111,40 @@ def runs_not_needed(bundle: BundlePaths) -> frozenset[str]:
         return frozenset()
 
 
-def why_skipped(
-    sweep: SweepPaths, run_id: str, ordered: Mapping[str, int], precedents: Mapping[str, Precedents]
-) -> str:
-    """Return why a run that never began is not worth its GPU minutes; "" if it is.
+def latest_outcomes(sweep: SweepPaths, order: BundleOrder | None) -> OutcomeOf:
+    """Return a function that reads, once, how a run ended last.
 
-    It would probably repeat a failure of its cell, or of a cell with the same command, or its eager baseline has failed for
-    good, so that nothing could be compared. ``precedents`` has those of each cell. An attempt in ``ordered`` that has not begun
-    may still succeed.
+    It returns None if the run has not ended, if its outcome is damaged, or if it failed and ``order`` begins it again.
     """
-    cell, _, repeat = run_id.rpartition("-r")
-    if not repeat.isdecimal() or sweep.run(run_id).attempt_numbers():
-        return ""
-    others, own = precedents.get(cell, Precedents()), _first_outcomes(sweep, cell, ordered)
-    if repeat != "0" and (known := _lasting_failure(*own)):
-        return f"not tried: {known}"
-    eager = _first_outcomes(sweep, others.eager, ordered) if others.eager else (None, None)
-    if known := _failure_of_eager(*eager, repeat, others.eager):
-        return f"not tried: no eager run to compare with, since {known}"
-    for first in others.same_command:
-        outcome, _ = _first_outcomes(sweep, first, ordered)
-        if outcome is not None and outcome.is_command_failure:
-            return f"not tried: {first}-r0 has the same command but for numbers, and ended as {_ending(outcome)}"
-    return ""
+    ordered = order.attempts if order else {}
 
+    @cache
+    def latest_outcome(run_id: str) -> Outcome | None:
+        number = max(sweep.run(run_id).attempt_numbers(), default=0)
+        try:
+            outcome = read_outcome(sweep.run(run_id).attempt(number)) if number else None
+        except RecordError:
+            return None
+        begins_again = ordered.get(run_id, 0) > number
+        return None if outcome and begins_again and not outcome.results_intact else outcome
 
-def _lasting_failure(first: Outcome | None, second: Outcome | None, of: str = "") -> str:
-    """Describe the outcomes of repeats 0 and 1 if others would probably end like them; return "" if not.
-
-    One failure by settings or installed software suffices. Any other failure counts once repeat 1 has confirmed it.
-    """
-    if first is None:
-        return ""
-    if first.repeats_alike:
-        return f"repeat 0{of} ended as {_ending(first)}"
-    return f"repeats 0 and 1{of} ended as {_ending(first)}" if second is not None and second.confirms(first) else ""
-
-
-def _failure_of_eager(first: Outcome | None, second: Outcome | None, repeat: str, cell: str) -> str:
-    """Describe the outcomes of the eager ``cell`` if a graphed ``repeat`` could not be compared; return "" if it could."""
-    if first is None or first.outcome == "NUMERIC":
-        return ""  # curves up to the first NaN can be compared
-    if first.lacked_gpu_memory and second is None and repeat != "0":
-        # Repeat 0 shows whether graphs fit. Others wait for the next eager run.
-        return f"repeat 0 of {cell} ended as {_ending(first)}"
-    return _lasting_failure(first, second, f" of {cell}")
-
-
-def _first_outcomes(sweep: SweepPaths, cell: str, ordered: Mapping[str, int]) -> tuple[Outcome | None, Outcome | None]:
-    """Return how repeats 0 and 1 of ``cell`` ended last, None where one has not."""
-    return (_latest_outcome(sweep, f"{cell}-r0", ordered), _latest_outcome(sweep, f"{cell}-r1", ordered))
-
-
-def _ending(failure: Outcome) -> str:
-    named = f" ({failure.failure_class})" * (failure.failure_class not in ("", failure.outcome))
-    return f"{failure.outcome}{named} in {failure.phase}"
-
-
-def _latest_outcome(sweep: SweepPaths, run_id: str, ordered: Mapping[str, int]) -> Outcome | None:
-    run = sweep.run(run_id)
-    number = max(run.attempt_numbers(), default=0)
-    try:
-        return read_outcome(run.attempt(number)) if number >= max(1, ordered.get(run_id, 0)) else None
-    except RecordError:
-        return None
+    return latest_outcome
 
 
 def runs_not_begun(bundle: BundlePaths, order: BundleOrder | None) -> frozenset[str]:
-    """Return the ordered runs that nobody begins: no verdict needs them, or they would probably be in vain."""
+    """Return the ordered runs that nobody begins: no verdict needs them, or they would probably be in vain.
+
+    The latter includes an eager run with results that is ordered again only for graphed runs that nobody begins.
+    """
+    spared = runs_not_needed(bundle)
     if order is None:
-        return runs_not_needed(bundle)
-    runs = (run_id for run_id, _ in order.schedule)
-    skipped = {run_id for run_id in runs if why_skipped(bundle.sweep, run_id, order.attempts, order.precedents)}
-    return runs_not_needed(bundle) | skipped
+        return spared
+    outcome_of, ordered = latest_outcomes(bundle.sweep, order), {run_id for run_id, _ in order.schedule}
+    unbegun = {run_id for run_id in ordered if not bundle.sweep.run(run_id).attempt_numbers()}
+    spared |= {run_id for run_id in unbegun if why_skipped(run_id, outcome_of, order.precedents)}
+    partners = {run_id: graphed for run_id, graphed in order.graphed_partners().items() if spared.issuperset(graphed)}
+    outcomes = {run_id: outcome_of(run_id) for run_id in ordered & partners.keys()}
+    return spared | {run_id for run_id, outcome in outcomes.items() if outcome and outcome.results_intact}
 
 
 def read_beginnings(bundle: BundlePaths) -> dict[tuple[str, int], Beginning]:

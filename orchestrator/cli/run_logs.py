@@ -9,10 +9,11 @@ from pathlib import Path
 from launch.common.atomic_files import RecordError
 from launch.common.packed_files import name_in, unpack
 from launch.common.regular_file import AppendedLines, read_regular
-from launch.contract.bundle import why_skipped
+from launch.contract.bundle import latest_outcomes, read_intact_order
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
 from launch.contract.plan import Plan
+from launch.contract.skipped_runs import why_skipped
 from launch.contract.spec import first_of_task, read_spec
 from orchestrator import PROGRAM
 from orchestrator.cli.step_lines import describe_steps
@@ -118,8 +119,9 @@ def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) ->
     """
     attempt = find_attempt(run, number)
     if attempt is None:
-        sweep = SweepPaths(run.root.parent.parent)
-        if skipped := why_skipped(sweep, run.root.name, {}, plan.precedents):
+        bundle = find_bundle(run, plan)
+        outcome_of = latest_outcomes(bundle.sweep, read_intact_order(bundle)) if bundle else None
+        if outcome_of and (skipped := why_skipped(run.root.name, outcome_of, plan.precedents)):
             fix = f"logs of that run show why; resume {plan.name} --failed tries both again"
             raise input_error("", f"{run.root.name} was {skipped}", fix)
         missing = input_error("", f"run {run.root.name} has not begun", "--follow waits until it begins")

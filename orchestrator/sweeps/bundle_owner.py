@@ -11,9 +11,17 @@ from typing import Any
 from launch.common.atomic_files import parse_json
 from launch.common.file_lock import UNNAMED, Owner, holder
 from launch.common.regular_file import read_regular
-from launch.contract.bundle import Beginning, BundleOrder, read_beginnings, runs_not_begun, runs_not_needed
+from launch.contract.bundle import (
+    Beginning,
+    BundleOrder,
+    latest_outcomes,
+    read_beginnings,
+    runs_not_begun,
+    runs_not_needed,
+)
 from launch.contract.cancellation import Cancellation, read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
+from launch.contract.skipped_runs import OutcomeOf
 from orchestrator.slurm.job_listing import UNHEARD, Job
 from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.store import read_order
@@ -60,6 +68,11 @@ class BundleOwner:
     def ordered(self) -> Mapping[str, int]:
         """The ordered attempt of each run."""
         return dict(self.order.schedule) if self.order else {}
+
+    @cached_property
+    def outcome_of(self) -> OutcomeOf:
+        """How a run of any bundle ended last, unless it failed and the order begins it again."""
+        return latest_outcomes(self.sweep, self.order)
 
     @cached_property
     def not_needed(self) -> frozenset[str]:

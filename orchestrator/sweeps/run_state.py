@@ -9,10 +9,11 @@ from typing import Literal
 
 from launch.common.atomic_files import RecordError
 from launch.common.regular_file import read_regular
-from launch.contract.bundle import runs_not_begun, why_skipped
+from launch.contract.bundle import runs_not_begun
 from launch.contract.outcomes import Expectation, Outcome, OutcomeName, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
 from launch.contract.plan import Plan, PlannedBundle, Precedents
+from launch.contract.skipped_runs import why_skipped
 from launch.failures.evidence import read_evidence
 from launch.failures.job_outcome import outcome_of_job
 from orchestrator.slurm.job_listing import Job
@@ -160,8 +161,7 @@ def _state_of_attempt(
     if number == 0:
         if run_id in owner.not_needed:
             return RunState(run_id, "NOT_NEEDED", 1, why_unbegun="its cell's verdicts are settled without it")
-        ordered = owner.order.attempts if owner.order else {}
-        if reason := why_skipped(owner.sweep, run_id, ordered, precedents):
+        if reason := why_skipped(run_id, owner.outcome_of, precedents):
             return RunState(run_id, "SKIPPED", 1, why_unbegun=f"{reason}; resume --failed tries again")
         return RunState(run_id, "CANCELLED" if owner.cancelled(run_id) else "PLANNED", 1)
     attempt = run.attempt(number)

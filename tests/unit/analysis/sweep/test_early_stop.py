@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from analysis.speed.confidence_interval import EvenSplit, interval_of
 from analysis.sweep.early_stop import find_early_stop, main
 from analysis.sweep.judge_sweep import judge_sweep
 from launch.common.atomic_files import write_json
-from launch.contract.bundle import EarlyStop
+from launch.contract.bundle import BundleOrder, EarlyStop
 from launch.contract.exit_codes import ExitCode
+from launch.contract.outcomes import Outcome, outcome_to_json
 from launch.contract.paths import BundlePaths, SweepPaths
-from launch.contract.plan import read_plan
+from launch.contract.plan import Limits, read_plan
 from launch.contract.records.digest import digest_records
 from tests.records import AttemptRecord, Edit, unchanged, write_sweep
 
@@ -35,7 +37,25 @@ def auto(root: Path, made: int, edit: Edit = unchanged, **options: Any) -> tuple
     sweep = write_sweep(root, repeats=LOOKS[-1], edit=only_made, **options)
     plan = dataclasses.replace(read_plan(sweep), looks=LOOKS)
     write_json(sweep.plan, plan)
-    return sweep, sweep.bundle(plan.bundles[0].bundle_id)
+    first, *_ = plan.bundles
+    order(sweep, dict.fromkeys(first.run_ids, 1))
+    return sweep, sweep.bundle(first.bundle_id)
+
+
+def order(sweep: SweepPaths, attempts: Mapping[str, int], **awaited: int) -> None:
+    """Order ``attempts`` of runs of the first workload."""
+    plan = read_plan(sweep)
+    made = BundleOrder(
+        plan.bundles[0].bundle_id,
+        "",
+        tuple(attempts.items()),
+        Limits(),
+        1,
+        ("cpu",),
+        precedents=plan.precedents,
+        awaited=awaited,
+    )
+    write_json(sweep.bundle(made.bundle_id).order, made)
 
 
 def graphed(change: Edit) -> Edit:
@@ -110,6 +130,45 @@ def test_no_look_is_taken_amid_a_repeat(tmp_path: Path) -> None:
     sweep, bundle = auto(tmp_path, 2)
     (sweep.run(read_plan(sweep).cells[0].run_ids[2]).attempt(1).root).mkdir(parents=True)
     assert find_early_stop(bundle) is None
+
+
+def test_a_command_that_is_tried_again_elsewhere_delays_no_look(tmp_path: Path) -> None:
+    """By the failure that is being tried again, all later repeats would be skipped, and the bundle would look complete."""
+    sweep, bundle = auto(tmp_path, 2, device="cuda")
+    plan = read_plan(sweep)
+    eager, compiled = plan.cells
+    eager = dataclasses.replace(eager, same_command="other")
+    write_json(sweep.plan, dataclasses.replace(plan, cells=(eager, compiled)))
+    attempt = sweep.run("other-r0").attempt(1)
+    attempt.root.mkdir(parents=True)
+    failure = Outcome("CONFIG", "init", "a", 1.0, 2.0, failure_class="OPTIONS", repeats_alike=True)
+    write_json(attempt.outcome, outcome_to_json(attempt, failure))
+    order(sweep, dict.fromkeys(plan.bundles[0].run_ids, 1), **{"other-r0": 2})
+    assert find_early_stop(bundle) is not None
+    assert not any(result.skipped for result in judge_sweep(sweep).results), "nor does a report say so"
+    order(sweep, dict.fromkeys(plan.bundles[0].run_ids, 1))
+    assert find_early_stop(bundle) is None
+
+
+@pytest.mark.parametrize(("edit", "stops"), [(diverge, True), (unsteady, False)])
+def test_a_cell_that_is_tried_again_after_the_others_may_stop_early(tmp_path: Path, edit: Edit, stops: bool) -> None:
+    """It had failed, so its baseline's repeats were all made. They are ordered again, for its own."""
+
+    def mended(record: AttemptRecord) -> None:
+        first, again = record.spec.repeat < 2, record.spec.cuda_graph.impl == "full_iteration"
+        record.begun = first or not again
+        record.number = 2 if first and not record.spec.graphed else 1
+        if again:
+            edit(record)
+
+    sweep, bundle = auto(tmp_path, 6, mended, device="cuda", impls=("torch_compile", "full_iteration"))
+    eager, complete, again = read_plan(sweep).cells
+    order(sweep, dict.fromkeys(eager.run_ids, 2) | dict.fromkeys(again.run_ids, 1))
+    later = tuple(run_id for cell in (eager, complete, again) for run_id in cell.run_ids[2:])
+    assert find_early_stop(bundle) == (EarlyStop(2, 6, later) if stops else None)
+    if stops:
+        main(bundle.path)
+        assert [len(result.runs) for result in judge_sweep(sweep).results] == [6, 6, 2]
 
 
 def test_the_report_of_a_stopped_bundle_says_why_and_misses_nothing(tmp_path: Path) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launch.common.atomic_files import JsonLines, write_json
 from launch.common.file_lock import Lock, this_process
-from launch.contract.bundle import Beginning, BundleOrder, EarlyStop, Step, why_skipped
+from launch.contract.bundle import Beginning, BundleOrder, EarlyStop, Step, latest_outcomes
 from launch.contract.outcomes import Expectation, Outcome, outcome_to_json
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Limits, Plan, Precedents, read_plan
 from launch.contract.records.digest import digest_records
+from launch.contract.skipped_runs import why_skipped
 from launch.failures.classes import CLASS_OF_JOB_STATE
 from launch.slurm.job_states import ENDED, RUNNING, WAITING
 from orchestrator.errors import SystemFault
@@ -64,6 +67,17 @@ class Sweep:
         states = read_states(self.paths, self.plan, Jobs(known) if jobs else None)
         assert tuple(states) == self.run_ids
         return list(states.values())
+
+    def end_elsewhere(self, run_id: str, *, attempt: int = 1, outcome: str = "CONFIG", **ending: Any) -> None:
+        """Write the outcome of a run of another bundle."""
+        paths = self.paths.run(run_id).attempt(attempt)
+        paths.root.mkdir(parents=True)
+        record = Outcome(outcome, "init", "a", 1.0, 2.0, repeats_alike=outcome == "CONFIG", **ending)  # type: ignore[arg-type]
+        write_json(paths.outcome, outcome_to_json(paths, record))
+
+    def why_skipped(self, run_id: str, precedents: Mapping[str, Precedents], *ordered: tuple[str, int]) -> str:
+        order = BundleOrder("bundle", "workload", ordered, Limits(), 1, ("cpu",))
+        return why_skipped(run_id, latest_outcomes(self.paths, order), precedents)
 
     def submit(self, job_id: str | None, *schedule: tuple[int, int]) -> None:
         """Order it and submit it to Slurm, or leave unknown whether the submission arrived."""
@@ -494,8 +508,8 @@ def test_any_other_failure_takes_a_second_repeat_to_confirm_it(
     for number, ending in enumerate([("CUDA_OOM", "OOM"), second]):
         if ending is not None:
             sweep.begin(number + 1, outcome=ending[0], failure_class=ending[1])
-    assert bool(why_skipped(sweep.paths, f"{cell}-r2", {}, {})) == skipped
-    assert not why_skipped(sweep.paths, f"{cell}-r2", {f"{cell}-r1": 2}, {}), "an attempt that is ordered may succeed"
+    assert bool(sweep.why_skipped(f"{cell}-r2", {})) == skipped
+    assert not sweep.why_skipped(f"{cell}-r2", {}, (f"{cell}-r1", 2)), "an attempt that is ordered may succeed"
 
 
 def test_graphed_runs_are_not_begun_once_their_eager_baseline_cannot_run(sweep: Sweep) -> None:
@@ -529,7 +543,7 @@ def test_only_a_lasting_failure_of_the_eager_baseline_spares_graphed_runs(
     graphed, begun = sweep.plan.cells[1].cell_id, (0, 3)
     for run, ending in zip(begun, endings, strict=False):
         sweep.begin(run, outcome=ending)
-    reasons = [why_skipped(sweep.paths, f"{graphed}-r{repeat}", {}, sweep.plan.precedents) for repeat in (0, 1)]
+    reasons = [sweep.why_skipped(f"{graphed}-r{repeat}", sweep.plan.precedents) for repeat in (0, 1)]
     assert [bool(reason) for reason in reasons] == [first, later]
 
 
@@ -556,10 +570,32 @@ def test_what_a_command_fails_by_whatever_its_numbers_are_fails_in_other_cells_t
     sweep: Sweep, name: str, node: str, skipped: bool
 ) -> None:
     run, precedents = sweep.run_ids[1], {sweep.plan.cells[1].cell_id: Precedents(same_command=("other",))}
-    assert not why_skipped(sweep.paths, run, {}, precedents), "the other cell has not begun"
-    attempt = sweep.paths.run("other-r0").attempt(1)
-    attempt.root.mkdir(parents=True)
-    record = Outcome("CONFIG", "init", "a", 1.0, 2.0, failure_class=name, repeats_alike=True, node=node)
-    write_json(attempt.outcome, outcome_to_json(attempt, record))
-    assert bool(why_skipped(sweep.paths, run, {}, precedents)) == skipped
-    assert not why_skipped(sweep.paths, run, {"other-r0": 2}, precedents), "its attempt that is ordered may succeed"
+    assert not sweep.why_skipped(run, precedents), "the other cell has not begun"
+    sweep.end_elsewhere("other-r0", failure_class=name, node=node)
+    assert bool(sweep.why_skipped(run, precedents)) == skipped
+    assert not sweep.why_skipped(run, precedents, ("other-r0", 2)), "its attempt that is ordered may succeed"
+
+
+def test_an_eager_run_is_not_made_again_for_graphed_runs_that_are_not_begun(sweep: Sweep) -> None:
+    """`resume --failed` has ordered it for repeat 1 of a cell whose repeat 0 fails again."""
+    sweep.begin(0, outcome="COMPLETED")
+    sweep.begin(1, outcome="CONFIG", repeats_alike=True)
+    sweep.begin(3, outcome="COMPLETED")
+    sweep.submit("12", (0, 2), (1, 2), (2, 1), (3, 2))
+    assert sweep.states(j12="RUNNING") == ["QUEUED*"] * 4
+    sweep.begin(0, 2, outcome="COMPLETED")
+    sweep.begin(1, 2, outcome="CONFIG", repeats_alike=True)
+    assert sweep.states(j12="RUNNING") == ["COMPLETED", "CONFIG", "SKIPPED", "COMPLETED"]
+    assert not any(state.abandoned for state in sweep.all(j12="COMPLETED"))
+    write_json(sweep.paths.run(sweep.run_ids[3]).attempt(1).outcome, {})
+    assert sweep.states(j12="RUNNING")[3] == "QUEUED*", "it has no results"
+
+
+def test_an_eager_run_without_results_is_made_for_the_graphed_runs_that_wait_for_it(sweep: Sweep) -> None:
+    sweep.begin(0, outcome="CUDA_OOM")
+    sweep.begin(1, outcome="COMPLETED")
+    sweep.begin(3, outcome="NODE_FAIL")
+    sweep.submit("12", (2, 1), (3, 2))
+    assert sweep.states(j12="RUNNING")[2:] == ["SKIPPED", "QUEUED*"]
+    sweep.begin(3, 2, outcome="COMPLETED")
+    assert sweep.states(j12="RUNNING")[2:] == ["QUEUED*", "COMPLETED"]
