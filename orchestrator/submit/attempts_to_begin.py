@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Literal
 
 from launch.contract.bundle import BundleOrder
-from launch.contract.plan import Cell, Plan, PlannedBundle, Precedents
+from launch.contract.outcomes import Outcome
+from launch.contract.plan import Cell, Plan, PlannedBundle
+from launch.contract.skipped_runs import why_skipped
 from launch.failures.job_outcome import never_started
 from orchestrator.errors import input_error
 from orchestrator.plan.sound_fixes import keep_sound_fixes
@@ -18,16 +20,17 @@ from orchestrator.targets.slurm_cluster import Cluster, Target
 
 Policy = Literal["new", "unfinished", "failed", "infrastructure"]
 """The runs that a submission may begin. "new": runs that never began. "unfinished": also runs that were interrupted or
-cancelled, or whose infrastructure failed. "failed": also runs that failed by themselves. "infrastructure": the runs that a
+cancelled, or whose infrastructure failed, and failed ones that were ordered again and did not begin. "failed": also runs that failed by themselves. "infrastructure": the runs that a
 watching command retries by itself."""
 MOST_ATTEMPTS = 3
 """The number of attempts that a run gets by itself if its infrastructure keeps failing."""
+_COMPLETED = Outcome("COMPLETED", "teardown", "", 0.0, 0.0)
 
 
 def attempts_to_begin(
-    plan: Plan, states: Mapping[str, RunState], target: Target, policy: Policy
+    plan: Plan, states: Mapping[str, RunState], target: Target, *policies: Policy
 ) -> tuple[BundleOrder, ...]:
-    """Return the attempts to start now, by bundle. Leave out bundles whose job runs or waits.
+    """Return the attempts that one of ``policies`` starts now, by bundle. Leave out bundles whose job runs or waits.
 
     A living supervisor on a host takes over additional orders. A bundle that no verdict has needed yet has no states and is
     left out.
@@ -35,27 +38,48 @@ def attempts_to_begin(
     Raises:
         InputError: ``target`` cannot run one of them, because it has changed since the plan was made or is another target.
     """
-    cells, schedules = plan.cell_of_run(), {}
+    schedules = {}
     bundles = [bundle for bundle in plan.all_bundles if _is_free(bundle, states, target)]
-    own = {run_id for bundle in bundles for run_id in bundle.run_ids if _may_begin(states[run_id], policy)}
-    again = {cells[run_id].cell_id for run_id in own} if policy == "failed" else set()
+    wanted = {run_id for policy in policies for run_id in _runs_to_begin(plan, bundles, states, policy)}
     for bundle in bundles:
         alive = {run_id for run_id in bundle.run_ids if states[run_id].alive}
-        skipped = {run_id for run_id in bundle.run_ids if states[run_id].name == "SKIPPED"}
-        # Its supervisor begins a skipped run if those on which it depends fail no more.
-        chosen = own.intersection(bundle.run_ids)
-        chosen |= {run_id for run_id in skipped if not again.isdisjoint(_decisive(cells[run_id], plan))}
-        wanted = _with_partners(bundle, cells, chosen)
-        wanted -= {r for r in skipped - chosen if not _awaits_eager(cells[r], plan, states, wanted)}
-        if policy == "infrastructure":
-            # A run that failed by its own fault is not retried unasked, even with a partner: a success would hide the failure.
-            wanted -= {r for r in wanted if states[r].ended_by_itself and not states[r].has_results}
-        if wanted - alive:
+        if chosen := wanted.intersection(bundle.run_ids) - alive:
             # The order replaces the one on disk, so it must repeat queued attempts.
-            wanted = (wanted - alive) | {run_id for run_id in alive if states[run_id].name == "QUEUED"}
-            schedules[bundle] = tuple((r, states[r].next_attempt) for r in bundle.run_ids if r in wanted)
+            chosen |= {run_id for run_id in alive if states[run_id].name == "QUEUED"}
+            schedules[bundle] = tuple((r, states[r].next_attempt) for r in bundle.run_ids if r in chosen)
     attempts = {run_id: number for schedule in schedules.values() for run_id, number in schedule}
     return tuple(_order(bundle, schedule, attempts, target, plan) for bundle, schedule in schedules.items())
+
+
+def _runs_to_begin(
+    plan: Plan, bundles: Sequence[PlannedBundle], states: Mapping[str, RunState], policy: Policy
+) -> set[str]:
+    """Return the runs that ``policy`` begins, those that were skipped and may begin once these succeed, and their partners."""
+    chosen = {run_id for bundle in bundles for run_id in bundle.run_ids if _may_begin(states[run_id], policy)}
+    # Verdicts that were settled by a failure are open once its run is tried again.
+    failed = {run_id for run_id in chosen if states[run_id].failed}
+    reopened = [bundle for bundle in bundles if not failed.isdisjoint(bundle.run_ids)]
+    chosen |= {run_id for bundle in reopened for run_id in bundle.run_ids if states[run_id].name == "NOT_NEEDED"}
+    skipped = {run_id for bundle in bundles for run_id in bundle.run_ids if states[run_id].name == "SKIPPED"}
+    while freed := _would_begin(skipped - chosen, chosen, plan, states):
+        chosen |= freed
+    wanted = {run_id for bundle in bundles for run_id in _with_partners(bundle, plan.cell_of_run(), chosen)}
+    wanted -= skipped - chosen
+    if policy == "infrastructure":
+        # A run that failed by its own fault is not retried unasked, even with a partner: a success would hide the failure.
+        wanted -= {r for r in wanted - chosen if states[r].ended_by_itself and not states[r].has_results}
+    return wanted
+
+
+def _would_begin(skipped: Set[str], chosen: Set[str], plan: Plan, states: Mapping[str, RunState]) -> set[str]:
+    """Return the ``skipped`` runs that would begin if every run of ``chosen`` completed."""
+
+    def outcome_of(run_id: str) -> Outcome | None:
+        if run_id in chosen:
+            return _COMPLETED
+        return states[run_id].outcome if run_id in states else None
+
+    return {run_id for run_id in skipped if not why_skipped(run_id, outcome_of, plan.precedents)}
 
 
 def _is_free(bundle: PlannedBundle, states: Mapping[str, RunState], target: Target) -> bool:
@@ -66,34 +90,23 @@ def _is_free(bundle: PlannedBundle, states: Mapping[str, RunState], target: Targ
     return not alive or not (isinstance(target, Cluster) or any(state.has_job for state in alive))
 
 
-def _decisive(cell: Cell, plan: Plan) -> set[str]:
-    """Return the cells whose failures may spare ``cell`` its runs."""
-    others = plan.precedents.get(cell.cell_id, Precedents())
-    return {cell.cell_id, others.eager, *others.same_command}
-
-
-def _awaits_eager(cell: Cell, plan: Plan, states: Mapping[str, RunState], wanted: set[str]) -> bool:
-    """Return whether a run of ``cell`` was skipped because its eager baseline failed, and that may succeed in ``wanted``."""
-    eager = plan.precedents.get(cell.cell_id, Precedents()).eager
-    return bool(eager) and states[f"{eager}-r0"].failed and not wanted.isdisjoint({f"{eager}-r0", f"{eager}-r1"})
-
-
 def _may_begin(state: RunState, policy: Policy) -> bool:
     if policy == "infrastructure":
         return _may_begin_unasked(state)
     if state.name == "PLANNED":
         return True
-    if state.name in ("INTERRUPTED", "CANCELLED") or (state.failed and not state.ended_by_itself):
+    if state.name in ("INTERRUPTED", "CANCELLED") or (state.failed and (state.abandoned or not state.ended_by_itself)):
         return policy in ("unfinished", "failed")
     return policy == "failed" and state.failed
 
 
 def _may_begin_unasked(state: RunState) -> bool:
     """Return whether nodes, network or scheduler ended the run or kept it from starting, and nobody cancelled it."""
+    if state.abandoned and (state.failed or not state.finished):
+        # If an outcome says CANCELLED, the run has been ordered again since.
+        return state.launches < MOST_LAUNCHES and (state.finished or state.name != "CANCELLED")
     if state.ended_by_itself or state.name == "CANCELLED":
         return False
-    if state.abandoned:
-        return state.launches < MOST_LAUNCHES
     given_up = state.outcome is not None and never_started(state.outcome)
     return state.failed and not given_up and state.next_attempt <= MOST_ATTEMPTS
 
@@ -105,7 +118,7 @@ def _with_partners(bundle: PlannedBundle, cells: Mapping[str, Cell], wanted: set
     wanted.
     """
     of_bundle = {cells[run_id].cell_id: cells[run_id] for run_id in bundle.run_ids}.values()
-    chosen = wanted.difference(*(cell.repeat_ids for cell in of_bundle))
+    chosen = wanted.intersection(bundle.run_ids).difference(*(cell.repeat_ids for cell in of_bundle))
     for repeat in zip(*(cell.repeat_ids for cell in of_bundle), strict=True):
         hit = wanted.intersection(repeat)
         if hit:

@@ -42,7 +42,7 @@ class RunState:
     job: Job | None = None
     """The job of the bundle's latest submission to Slurm (BundleOwner.job)."""
     abandoned: bool = False
-    """Whether the job has ended without starting the ordered attempt."""
+    """Whether the job has ended without starting the ordered attempt. False if that was cancelled and the run has an outcome."""
     launches: int = 0
     """For an abandoned run: how often its bundle was submitted to Slurm without starting any attempt."""
     why_unbegun: str = ""
@@ -148,7 +148,7 @@ def _state(
     state = _state_of_attempt(owner, run, number, expect, precedents)
     if owner.job is not None:
         state = replace(state, job=owner.job)
-    if not owner.has_abandoned(run_id, number):
+    if not owner.has_abandoned(run_id, number) or (state.finished and owner.cancelled(run_id)):
         return state
     return replace(state, abandoned=True, launches=owner.launches)
 

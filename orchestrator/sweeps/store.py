@@ -29,7 +29,7 @@ from launch.common.atomic_files import (
 )
 from launch.common.file_lock import Lock
 from launch.common.typed_json import read_record
-from launch.contract.bundle import BundleOrder
+from launch.contract.bundle import BundleOrder, runs_not_needed
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Plan
@@ -225,7 +225,8 @@ def read_order(bundle: BundlePaths) -> BundleOrder | None:
 
 
 def write_orders(sweep: SweepPaths, orders: Sequence[BundleOrder]) -> None:
-    """Write the order of each bundle's supervisor, and lift earlier cancellations of the ordered runs.
+    """Write the order of each bundle's supervisor, and lift what keeps the ordered runs from beginning: a cancellation, or an
+    early stop.
 
     The caller must sync the file system, because a power failure may still undo the writes.
 
@@ -236,6 +237,8 @@ def write_orders(sweep: SweepPaths, orders: Sequence[BundleOrder]) -> None:
         for order in orders:
             bundle = sweep.bundle(order.bundle_id)
             kept = _cancelled_before(bundle) - dict(order.schedule).keys()
+            if not runs_not_needed(bundle).isdisjoint(run_id for run_id, _ in order.schedule):
+                bundle.early_stop.unlink()
             write_json(bundle.order, order, sync=False)
             if kept:
                 write_json(bundle.cancel, sorted(kept), sync=False)

@@ -157,10 +157,9 @@ def _start_runs(command: _Command) -> bool:
         _check_results_stay(paths, plan, jobs)
     write_plan(paths, plan)
     states = _close_and_read(paths, plan, jobs)
-    orders = attempts_to_begin(plan, states, target, policy)
-    if isinstance(target, Cluster) and command.wait:
-        # An earlier command that was killed while it watched may have left retries.
-        orders = _merge_orders(orders, attempts_to_begin(plan, states, target, "infrastructure"))
+    # An earlier command that was killed while it watched may have left retries.
+    unasked: tuple[Policy, ...] = ("infrastructure",) if isinstance(target, Cluster) and command.wait else ()
+    orders = attempts_to_begin(plan, states, target, policy, *unasked)
     _delete_stale_orders(paths, plan, jobs)
     for folder in (paths.root.parent, paths.root) if orders else ():
         warn_shared_store(folder)
@@ -234,14 +233,6 @@ def _check_results_stay(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
             name for k in itertools.count(2) if not paths.root.with_name(name := f"{plan.name[:60]}-{k}").exists()
         )
         raise input_error("", message, f"give this one another name: name={free}. Or delete {paths.root}")
-
-
-def _merge_orders(first: Sequence[BundleOrder], second: Sequence[BundleOrder]) -> tuple[BundleOrder, ...]:
-    """Merge orders. Of two orders for one bundle, keep the longer one."""
-    merged = {order.bundle_id: order for order in first}
-    for order in second:
-        merged[order.bundle_id] = max(order, merged.get(order.bundle_id, order), key=lambda order: len(order.schedule))
-    return tuple(merged.values())
 
 
 def _check_store(paths: SweepPaths) -> None:

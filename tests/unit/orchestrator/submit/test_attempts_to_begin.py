@@ -32,7 +32,8 @@ PROPERTY = settings(max_examples=50, suppress_health_check=[HealthCheck.function
 
 # State of each run, in a bundle of two repeats: eager 0, compiled 0, eager 1, compiled 1.
 #   . planned   + completed as expected   ! ended otherwise   i interrupted   c cancelled   r running   q queued
-#   n its node failed   s skipped   a ordered, and its job ended before it began
+#   n its node failed   s skipped   C failed by its options   E so, as expected   D cancelled, with an outcome
+#   a planned, b ended otherwise, d cancelled with an outcome, and the job of its next attempt ended before that began
 STATES: Mapping[str, tuple[StateName, bool, bool]] = {  # name, ended, expected
     ".": ("PLANNED", False, True),
     "+": ("COMPLETED", True, True),
@@ -43,6 +44,9 @@ STATES: Mapping[str, tuple[StateName, bool, bool]] = {  # name, ended, expected
     "q": ("QUEUED", False, True),
     "n": ("NODE_FAIL", True, False),
     "s": ("SKIPPED", False, True),
+    "C": ("CONFIG", True, False),
+    "D": ("CANCELLED", True, False),
+    "E": ("CONFIG", True, True),
 }
 ORDERS: list[tuple[str, str, str, str]] = [
     # States, and the runs that each policy begins (x): new, unfinished, failed.
@@ -66,11 +70,11 @@ ORDERS: list[tuple[str, str, str, str]] = [
     ("+rq!", "", "", "  xx"),
     ("+n++", "", "xx", "xx"),  # A run that infrastructure ended counts as interrupted.
     ("+n!+", "", "xx", "xxxx"),
-    ("+!s+", "", "", "xxxx"),
-    ("+!si", "", "   x", "xxxx"),
+    ("+Cs+", "", "", "xxxx"),
+    ("+Csi", "", "   x", "xxxx"),
     ("!+si", "", "  xx", "xxxx"),  # The graphed run waits for this eager run, since the other lacked memory.
-    ("++s+", "", "", ""),  # Its failure was expected.
-    ("!sss", "", "", "xxxx"),  # The graphed runs were skipped because of their eager baseline.
+    ("+Es+", "", "", ""),  # Its failure was expected.
+    ("Csss", "", "", "xxxx"),  # The graphed runs were skipped because of their eager baseline.
 ]
 
 
@@ -88,11 +92,39 @@ def test_the_retry_policy(tmp_path: Path, states: str, new: str, unfinished: str
             assert dict(order.schedule) == {run: known[run].next_attempt for run in wanted}
 
 
+@pytest.mark.parametrize(
+    ("signs", "policies", "expected"),
+    [
+        ("!+si+s", ("unfinished",), "  xxxx"),  # All later graphed runs wait for another eager run than the first.
+        ("!+s.+s", ("new",), "  xxxx"),
+        ("!+!!+s", ("unfinished",), ""),  # Nothing that begins could change why it was skipped.
+        ("iCs++s", ("unfinished",), "xx"),  # The graphed run begins again for its eager run's sake. It will fail again.
+        ("iCs++s", ("failed",), "xxxxxx"),
+        ("++n+..", ("new", "infrastructure"), "  xxxx"),
+        ("+b++++", ("unfinished",), "xx"),  # Somebody has asked for another attempt, which has not begun.
+        ("+b++++", ("new",), ""),
+    ],
+)
+def test_what_may_begin_once_another_run_has_succeeded_is_ordered_with_it(
+    tmp_path: Path, signs: str, policies: tuple[Policy, ...], expected: str
+) -> None:
+    found = plan(tmp_path, repeats=3, sweep={"grid": COMPILED})
+    (bundle,) = found.bundles
+    known = {run: state(run, sign) for run, sign in zip(bundle.run_ids, signs, strict=True)}
+    made = attempts_to_begin(found, known, CPU_HOST, *policies)
+    wanted = [run for run, sign in zip(bundle.run_ids, expected.ljust(6), strict=True) if sign == "x"]
+    assert [run for order in made for run, _ in order.schedule] == wanted
+
+
 def state(run: str, sign: str, attempt: int = 3) -> RunState:
+    if sign in "bd":
+        ended = state(run, "!" if sign == "b" else "D", attempt)
+        return dataclasses.replace(ended, job=Job("7", "x", "NODE_FAIL"), abandoned=True, launches=1)
     if sign == "a":
         return RunState(run, "PLANNED", attempt, job=Job("7", "x", "NODE_FAIL"), abandoned=True, launches=1)
     name, ended, expected = STATES[sign]
-    outcome = Outcome(cast(Any, name), "measure", "a", 0.0, 1.0) if ended else None
+    kind = {"failure_class": "OPTIONS", "repeats_alike": True} if name == "CONFIG" else {}
+    outcome = Outcome(cast(Any, name), "measure", "a", 0.0, 1.0, **kind) if ended else None
     return RunState(run, name, attempt, sign in "rq", outcome, expected)
 
 
@@ -119,6 +151,9 @@ UNASKED: list[tuple[str, str]] = [
     ("ci++", ""),
     ("+ann", "xxxx"),
     ("rnaa", ""),
+    ("+b..", "xx"),  # Somebody has asked to try this failed run again.
+    ("b+..", "xx"),
+    ("++dd", "  xx"),  # They were cancelled, and resumed.
 ]
 
 
@@ -280,6 +315,11 @@ def test_with_auto_repeats_verdicts_are_judged_before_each_further_block(tmp_pat
     known |= {run: RunState(run, "NOT_NEEDED", 1) for run in runs[6:]}
     for policy in get_args(Policy):
         assert attempts_to_begin(found, known, CPU_HOST, policy) == ()
+    known[runs[1]] = state(runs[1], "!")
+    assert attempts_to_begin(found, known, CPU_HOST, "unfinished") == ()
+    (order,) = attempts_to_begin(found, known, CPU_HOST, "failed")
+    assert [run for run, _ in order.schedule] == [*runs[:2], *runs[6:]], "what the failure settled is open again"
+    known[runs[1]] = state(runs[1], "+")
     fixed = plan(tmp_path, sweep={"grid": COMPILED}, repeats=6)
     assert fixed.bundles[0].run_ids == runs and fixed.bundles[0].bundle_id != bundle.bundle_id and not fixed.looks
     (order,) = attempts_to_begin(fixed, known | {run: state(run, ".") for run in runs[6:]}, CPU_HOST, "new")
@@ -300,7 +340,7 @@ def test_cells_that_were_skipped_for_a_command_of_another_bundle_are_tried_again
     found = plan(tmp_path, sweep={"grid": {"training.micro_batch_size": [1, 2]}})
     first, second = found.cells
     found = dataclasses.replace(found, cells=(first, dataclasses.replace(second, same_command=first.cell_id)))
-    known = {run: state(run, sign) for run, sign in zip((*first.run_ids, *second.run_ids), "!sss", strict=True)}
+    known = {run: state(run, sign) for run, sign in zip((*first.run_ids, *second.run_ids), "Csss", strict=True)}
     assert attempts_to_begin(found, known, CPU_HOST, "unfinished") == ()
     orders = attempts_to_begin(found, known, CPU_HOST, "failed")
     assert [dict(order.schedule).keys() for order in orders] == [{*first.run_ids}, {*second.run_ids}]

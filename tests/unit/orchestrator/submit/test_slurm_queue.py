@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.common.atomic_files import read_json, write_json
-from launch.contract.bundle import BundleOrder
+from launch.contract.bundle import BundleOrder, EarlyStop
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Limits
@@ -306,3 +306,11 @@ def test_an_order_lifts_the_cancellation_of_its_own_runs_alone(
     everything = not cancelled  # An empty list chooses no jobs.
     still = set("abcd") - ordered if everything else (cancelled or set()) - ordered
     assert {run for run in "abcd" if left is not None and left.covers(run)} == still
+
+
+def test_an_order_of_runs_that_were_not_needed_lifts_the_early_stop(sweep: SweepPaths) -> None:
+    bundle = sweep.bundle("b")
+    write_json(bundle.early_stop, EarlyStop(2, 6, ("c", "d")))
+    for runs, stops in (("ab", True), ("abc", False)):
+        write_orders(sweep, [BundleOrder("b", "w", tuple((run, 1) for run in runs), Limits(), 0, ())])
+        assert bundle.early_stop.exists() == stops

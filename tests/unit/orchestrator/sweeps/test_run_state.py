@@ -576,6 +576,16 @@ def test_what_a_command_fails_by_whatever_its_numbers_are_fails_in_other_cells_t
     assert not sweep.why_skipped(run, precedents, ("other-r0", 2)), "its attempt that is ordered may succeed"
 
 
+def test_an_order_to_try_a_failed_run_again_outlives_its_job_unless_somebody_cancelled_it(sweep: Sweep) -> None:
+    sweep.begin(0, outcome="COMPLETED")
+    sweep.begin(1, outcome="CANCELLED")
+    sweep.submit("12", (0, 2), (1, 2))
+    assert [state.abandoned for state in sweep.all(j12="NODE_FAIL")] == [True, True, False, False]
+    assert not any(state.abandoned for state in sweep.all(j12="CANCELLED"))
+    write_json(sweep.bundle.cancel, [sweep.run_ids[1]])
+    assert [state.abandoned for state in sweep.all(j12="NODE_FAIL")] == [True, False, False, False]
+
+
 def test_an_eager_run_is_not_made_again_for_graphed_runs_that_are_not_begun(sweep: Sweep) -> None:
     """`resume --failed` has ordered it for repeat 1 of a cell whose repeat 0 fails again."""
     sweep.begin(0, outcome="COMPLETED")
