@@ -170,7 +170,7 @@ def _read_bundle_logs(run: RunPaths, plan: Plan, missing: InputError | None) -> 
 def _bundle_logs(bundle: BundlePaths) -> list[Path]:
     """Return the non-empty logs of the bundle's latest Slurm job itself, or of its supervisors on this host."""
     for submission in reversed(read_submissions(bundle.sweep)):
-        if bundle.root.name in submission.bundles:
-            logs = submission.folder(bundle.sweep).glob(f"{submission.job_of(bundle.root.name)}_*log.*")
+        if bundle.root.name in submission.bundles and (job_id := submission.job_of(bundle.root.name)):
+            logs = submission.folder(bundle.sweep).glob(f"{job_id}_*log.*")
             return sorted(path for path in logs if path.stat().st_size)
     return [bundle.log] if bundle.log.exists() and bundle.log.stat().st_size else []

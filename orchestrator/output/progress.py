@@ -121,6 +121,11 @@ def print_room_wait(
     )
 
 
+def print_withdrawn(job_ids: Iterable[str]) -> None:
+    for job_id in job_ids:
+        print(f"job {job_id} is cancelled: each of its runs is skipped", flush=True)
+
+
 def print_excluded_nodes(nodes: Sequence[str]) -> None:
     if nodes:
         print(f"excluded nodes: {', '.join(nodes)}; the infrastructure failed there")

@@ -28,7 +28,7 @@ from orchestrator import PROGRAM
 from orchestrator.errors import SystemFault, input_error
 from orchestrator.submit.job_arrays import Array, count_chains, form_arrays
 from orchestrator.submit.sbatch import BatchJob, Refused, submit_bundles
-from orchestrator.sweeps.run_state import live_runs, open_submissions
+from orchestrator.sweeps.run_state import idle_submissions, live_runs, open_submissions
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.store import read_order, report_disk_errors, write_orders
 from orchestrator.sweeps.submissions import Submission, discard_submission, read_submissions, write_submission
@@ -71,7 +71,7 @@ def poll_jobs(sweep: SweepPaths, scheduler: JobMonitor) -> Jobs:
         SystemFault: Slurm does not answer, or an sbatch of an earlier command still runs.
     """
     _adopt(sweep, scheduler)
-    submissions = open_submissions(sweep)
+    submissions = [*open_submissions(sweep), *(submission for submission, _ in idle_submissions(sweep))]
     while not _is_certain(sweep, submissions, jobs := scheduler.look(submissions)):
         if not scheduler.answers():
             fault = jobs.fault or "squeue does not answer"

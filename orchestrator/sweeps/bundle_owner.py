@@ -181,9 +181,9 @@ def _submissions_by_bundle(sweep: SweepPaths, jobs: Jobs) -> dict[str, SlurmSubm
     for submission in submissions:
         if owner[submission.job_id] == submission.token:
             for bundle in submission.bundles:
-                job_id = submission.job_of(bundle) or ""
-                job = jobs.of(job_id) or Job(job_id, submission.name, UNHEARD)
-                found.setdefault(bundle, []).append((submission.schedule_of(bundle), job))
+                if job_id := submission.job_of(bundle):
+                    job = jobs.of(job_id) or Job(job_id, submission.name, UNHEARD)
+                    found.setdefault(bundle, []).append((submission.schedule_of(bundle), job))
     return {bundle: _latest(rows) for bundle, rows in found.items()}
 
 

@@ -126,6 +126,18 @@ def open_submissions(sweep: SweepPaths) -> list[Submission]:
     return [submission for submission in submissions if not unsettled.isdisjoint(submission.bundles)]
 
 
+def idle_submissions(sweep: SweepPaths) -> list[tuple[Submission, str]]:
+    """Return each submission of a bundle that has begun no run and will begin none, with that bundle. Its job may still wait."""
+    return [
+        (submission, bundle)
+        for submission in read_submissions(sweep)
+        for bundle in submission.bundles
+        if submission.job_of(bundle) and (schedule := submission.schedule_of(bundle))
+        and not any(sweep.run(run_id).attempt(number).root.exists() for run_id, number in schedule)
+        and not _is_unsettled(sweep, sweep.bundle(bundle))
+    ]  # fmt: skip
+
+
 def _is_unsettled(sweep: SweepPaths, bundle: BundlePaths) -> bool:
     order = read_order(bundle)
     if order is None:

@@ -36,10 +36,12 @@ class Submission:
     """The number of the submission. Submissions of a sweep count up in the order of the calls of sbatch."""
     schedules: tuple[tuple[tuple[str, int], ...], ...] = ()
     """The (run_id, attempt) pairs of each bundle."""
+    withdrawn: tuple[str, ...] = ()
+    """The bundles whose jobs began no run, because each was skipped. A command took those that still waited out of the queue."""
 
     def job_of(self, bundle_id: str) -> str | None:
-        """Return the job's id as squeue and sacct write it, "123" or "123_4" in an array, or None if unknown."""
-        if self.job_id is None:
+        """Return the job's id as squeue and sacct write it, "123" or "123_4" in an array, or None if unknown or withdrawn."""
+        if self.job_id is None or bundle_id in self.withdrawn:
             return None
         return self.job_id if len(self.bundles) == 1 else f"{self.job_id}_{self._places[bundle_id]}"
 

@@ -12,9 +12,10 @@ from launch.contract.errors import OrchestratorError
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.errors import InputError
-from orchestrator.output.progress import print_later_orders, print_room_wait
+from orchestrator.output.progress import print_later_orders, print_room_wait, print_withdrawn
 from orchestrator.submit.attempts_to_begin import attempts_to_begin
 from orchestrator.submit.backlog import Backlog
+from orchestrator.submit.idle_jobs import has_idle_jobs, withdraw_idle_jobs
 from orchestrator.submit.slurm_queue import Submitted, enqueue, poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.run_state import RunState, read_states
@@ -29,7 +30,10 @@ submitted or cancelled."""
 
 
 class InfrastructureRetry:
-    """Submit the backlog and retries, given the state of each run. Return whether anything was submitted or still waits."""
+    """Submit the backlog and retries, given the state of each run, and take jobs out of the queue that no run needs any more.
+
+    Return whether anything was submitted or still waits.
+    """
 
     def __init__(
         self, sweep: SweepPaths, plan: Plan, cluster: Cluster, scheduler: JobMonitor, backlog: Backlog
@@ -57,7 +61,8 @@ class InfrastructureRetry:
             return True
         submitted = False
         try:
-            submitted = bool(self._backlog or self._orders(states)) and self._submit()
+            due = self._backlog or self._orders(states) or has_idle_jobs(self._sweep, states)
+            submitted = bool(due) and self._submit()
             if self._backlog:
                 self._not_before = time.monotonic() + PAUSE_SECONDS
         except OrchestratorError as error:
@@ -81,6 +86,7 @@ class InfrastructureRetry:
                 self._backlog.replace(Submitted())
                 return False
             jobs = poll_jobs(self._sweep, self._scheduler)
+            print_withdrawn(withdraw_idle_jobs(self._sweep, jobs))
             states = read_states(self._sweep, self._plan, jobs)
             close_dead_attempts(self._sweep, states)
             waiting, retries = self._backlog.orders(), self._orders(states)

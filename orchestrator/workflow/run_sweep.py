@@ -22,13 +22,20 @@ from orchestrator.output.next_commands import (
     resume_command,
     suggest_after,
 )
-from orchestrator.output.progress import print_excluded_nodes, print_orders, warn_shared_store, warn_unshared_store
+from orchestrator.output.progress import (
+    print_excluded_nodes,
+    print_orders,
+    print_withdrawn,
+    warn_shared_store,
+    warn_unshared_store,
+)
 from orchestrator.output.progress_view import open_view
 from orchestrator.output.report import print_delivered, print_report, print_tracking
 from orchestrator.output.states import print_needed_runs
 from orchestrator.submit.attempts_to_begin import Policy, attempts_to_begin
 from orchestrator.submit.backlog import Backlog
 from orchestrator.submit.executor import Executor
+from orchestrator.submit.idle_jobs import withdraw_idle_jobs
 from orchestrator.submit.local_queue import run_in_foreground, start_queue
 from orchestrator.submit.slurm_queue import Submitted, enqueue, poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
@@ -147,6 +154,7 @@ def _start_runs(command: _Command) -> bool:
     paths, plan, target, policy = command.paths, command.plan, command.target, command.backlog.policy
     # Ask Slurm with any executor, because an earlier plan of this name may have jobs.
     jobs = poll_jobs(paths, command.scheduler)
+    print_withdrawn(withdraw_idle_jobs(paths, jobs))
     live = sum(len(run_ids) for _, run_ids in live_runs(paths, jobs))
     if live and not is_planned(paths, plan):
         message = f"sweep {plan.name!r} is already running with another plan ({count('run', live)} running or waiting)"

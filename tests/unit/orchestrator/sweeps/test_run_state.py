@@ -23,6 +23,8 @@ from launch.failures.classes import CLASS_OF_JOB_STATE
 from launch.slurm.job_states import ENDED, RUNNING, WAITING
 from orchestrator.errors import SystemFault
 from orchestrator.slurm.job_listing import GONE, UNHEARD, Job
+from orchestrator.submit import idle_jobs
+from orchestrator.submit.idle_jobs import has_idle_jobs, withdraw_idle_jobs
 from orchestrator.submit.local_queue import has_pending
 from orchestrator.sweeps.run_state import RunState, live_runs, open_submissions, read_state, read_states
 from orchestrator.sweeps.slurm_jobs import Jobs
@@ -574,6 +576,46 @@ def test_what_a_command_fails_by_whatever_its_numbers_are_fails_in_other_cells_t
     sweep.end_elsewhere("other-r0", failure_class=name, node=node)
     assert bool(sweep.why_skipped(run, precedents)) == skipped
     assert not sweep.why_skipped(run, precedents, ("other-r0", 2)), "its attempt that is ordered may succeed"
+
+
+def test_a_job_whose_runs_are_all_skipped_is_taken_out_of_the_queue(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has cancelled its runs, so they begin in another job once the command succeeds."""
+    cancelled: list[str] = []
+    monkeypatch.setattr(idle_jobs, "scancel", cancelled.extend)
+    waits, runs, ended = (Jobs({"12": Job("12", "token", state)}) for state in ("PENDING", "RUNNING", "CANCELLED"))
+    eager, compiled = sweep.plan.cells
+    eager = dataclasses.replace(eager, same_command="other")
+    sweep.plan = dataclasses.replace(sweep.plan, cells=(eager, compiled))
+    sweep.submit("12", (0, 1), (1, 1), (2, 1), (3, 1))
+    assert withdraw_idle_jobs(sweep.paths, waits) == [] and not has_idle_jobs(
+        sweep.paths, read_states(sweep.paths, sweep.plan, waits)
+    )
+    sweep.end_elsewhere("other-r0", failure_class="OPTIONS")
+    assert sweep.states(j12="PENDING") == ["SKIPPED"] * 4
+    assert not open_submissions(sweep.paths), "no state depends on this job"
+    assert has_idle_jobs(sweep.paths, read_states(sweep.paths, sweep.plan, waits))
+    assert withdraw_idle_jobs(sweep.paths, runs) == [] and not has_idle_jobs(
+        sweep.paths, read_states(sweep.paths, sweep.plan, runs)
+    )
+    assert withdraw_idle_jobs(sweep.paths, waits) == cancelled == ["12"]
+    assert withdraw_idle_jobs(sweep.paths, waits) == [] and not has_idle_jobs(
+        sweep.paths, read_states(sweep.paths, sweep.plan, ended)
+    )
+    assert sweep.states(j12="CANCELLED") == ["SKIPPED"] * 4
+    sweep.end_elsewhere("other-r0", attempt=2, outcome="COMPLETED")
+    assert sweep.states(j12="CANCELLED") == ["PLANNED"] * 4
+    sweep.submit("13", (0, 1), (1, 1), (2, 1), (3, 1))
+    assert sweep.states(j13="PENDING") == ["QUEUED*"] * 4
+
+
+def test_a_job_that_has_begun_a_run_is_left_in_the_queue(sweep: Sweep) -> None:
+    """Slurm has requeued it. When it starts again, its supervisor writes the outcome of that run."""
+    sweep.submit("12", (0, 1), (1, 1), (2, 1), (3, 1))
+    sweep.begin(0, outcome="ENVIRONMENT", repeats_alike=True)
+    assert sweep.states(j12="PENDING") == ["ENVIRONMENT", "SKIPPED", "SKIPPED", "SKIPPED"]
+    assert withdraw_idle_jobs(sweep.paths, Jobs({"12": Job("12", "token", "PENDING")})) == []
 
 
 def test_an_order_to_try_a_failed_run_again_outlives_its_job_unless_somebody_cancelled_it(sweep: Sweep) -> None:
