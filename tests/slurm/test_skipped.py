@@ -1,11 +1,14 @@
-"""Test what becomes of a waiting job whose runs are all skipped, since a run of another job has failed."""
+"""Test what becomes of runs that were skipped and of their jobs, and of a failed run that is tried again."""
 
 from __future__ import annotations
+
+import signal
 
 import pytest
 
 from tests.integration.host import program_recipe, wait_until
 from tests.slurm.site import Site
+from tests.slurm.test_submission import KILL
 
 pytestmark = pytest.mark.slurm
 
@@ -55,3 +58,20 @@ def test_a_job_whose_runs_are_all_skipped_leaves_the_queue_and_is_submitted_agai
     assert list(site.states("mine").values()) == ["COMPLETED", "COMPLETED"], done.stdout + done.stderr
     assert sorted(site.attempts("mine").values()) == [[1], [1, 2]]
     assert sorted(site.accounts("State").values()) == ["COMPLETED"] * 3, "each run that began had a job"
+
+
+def test_a_failed_run_that_a_killed_command_ordered_again_begins_with_the_next_command(site: Site) -> None:
+    """Nothing was submitted, so only the order on disk says that somebody has asked for another attempt."""
+    (site.folder / "train.py").write_text(PROGRAM)
+    path = site.write(program_recipe("mine", "{python} train.py --steps {steps} --new", {}) | {"repeats": 2})
+    site.run("sweep", path)
+    assert list(site.states("mine").values()) == ["CONFIG", "SKIPPED"]
+    (site.folder / "mended").touch()
+    site.program("sbatch", f"{KILL}; exit 1")
+    killed = site.start("resume", "mine", "--failed")
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    site.without_program("sbatch")
+    done = site.run("sweep", path)
+    assert list(site.states("mine").values()) == ["COMPLETED", "COMPLETED"], done.stdout + done.stderr
+    assert list(site.attempts("mine").values()) == [[1, 2], [1]]
