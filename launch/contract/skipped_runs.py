@@ -23,8 +23,7 @@ def why_skipped(run_id: str, outcome_of: OutcomeOf, precedents: Mapping[str, Pre
     others, own = precedents.get(cell, Precedents()), _first_outcomes(cell, outcome_of)
     if repeat != "0" and (known := _lasting_failure(*own)):
         return f"not tried: {known}"
-    eager = _first_outcomes(others.eager, outcome_of) if others.eager else (None, None)
-    if known := _failure_of_eager(*eager, repeat, others.eager):
+    if others.eager and (known := _failure_of_eager(others.eager, repeat, outcome_of)):
         return f"not tried: no eager run to compare with, since {known}"
     for first in others.same_command:
         outcome, _ = _first_outcomes(first, outcome_of)
@@ -45,14 +44,17 @@ def _lasting_failure(first: Outcome | None, second: Outcome | None, of: str = ""
     return f"repeats 0 and 1{of} ended as {_ending(first)}" if second is not None and second.confirms(first) else ""
 
 
-def _failure_of_eager(first: Outcome | None, second: Outcome | None, repeat: str, cell: str) -> str:
+def _failure_of_eager(cell: str, repeat: str, outcome_of: OutcomeOf) -> str:
     """Describe the outcomes of the eager ``cell`` if a graphed ``repeat`` could not be compared; return "" if it could."""
+    first, second = _first_outcomes(cell, outcome_of)
     if first is None or first.outcome == "NUMERIC":
         return ""  # curves up to the first NaN can be compared
-    if first.lacked_gpu_memory and second is None and repeat != "0":
-        # Repeat 0 shows whether graphs fit. Others wait for the next eager run.
-        return f"repeat 0 of {cell} ended as {_ending(first)}"
-    return _lasting_failure(first, second, f" of {cell}")
+    if known := _lasting_failure(first, second, f" of {cell}"):
+        return known
+    fits = any(other and other.results_intact for other in (second, outcome_of(f"{cell}-r{repeat}")))
+    # Repeat 0 shows whether graphs fit. Others wait for another eager run.
+    waits = first.lacked_gpu_memory and not fits and repeat != "0"
+    return f"repeat 0 of {cell} ended as {_ending(first)}" if waits else ""
 
 
 def _first_outcomes(cell: str, outcome_of: OutcomeOf) -> tuple[Outcome | None, Outcome | None]:

@@ -95,9 +95,10 @@ def test_the_retry_policy(tmp_path: Path, states: str, new: str, unfinished: str
 @pytest.mark.parametrize(
     ("signs", "policies", "expected"),
     [
-        ("!+si+s", ("unfinished",), "  xxxx"),  # All later graphed runs wait for another eager run than the first.
-        ("!+s.+s", ("new",), "  xxxx"),
-        ("!+!!+s", ("unfinished",), ""),  # Nothing that begins could change why it was skipped.
+        ("!+sins", ("unfinished",), "  xxxx"),  # Each later graphed run waits for another eager run than the first.
+        ("!+si!s", ("unfinished",), "  xxxx"),  # The last one may be compared with another attempt of its eager run.
+        ("!+s.!s", ("new",), "  xxxx"),
+        ("!+s!is", ("unfinished",), "    x"),  # Two eager runs lacked memory, and neither of them begins again.
         ("iCs++s", ("unfinished",), "xx"),  # The graphed run begins again for its eager run's sake. It will fail again.
         ("iCs++s", ("failed",), "xxxxxx"),
         ("++n+..", ("new", "infrastructure"), "  xxxx"),

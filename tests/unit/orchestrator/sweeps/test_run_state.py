@@ -531,6 +531,9 @@ def test_graphed_runs_are_not_begun_once_their_eager_baseline_cannot_run(sweep: 
     [
         (["CUDA_OOM"], False, True),  # whether graphs fit is known after one repeat
         (["CUDA_OOM", "COMPLETED"], False, False),
+        (["CUDA_OOM", "CANCELLED"], False, True),
+        (["CUDA_OOM", "NODE_FAIL"], False, True),
+        (["CUDA_OOM", "HANG"], False, True),
         (["CUDA_OOM", "CUDA_OOM"], True, True),
         (["FAILED"], False, False),
         (["FAILED", "FAILED"], True, True),
@@ -547,6 +550,16 @@ def test_only_a_lasting_failure_of_the_eager_baseline_spares_graphed_runs(
         sweep.begin(run, outcome=ending)
     reasons = [sweep.why_skipped(f"{graphed}-r{repeat}", sweep.plan.precedents) for repeat in (0, 1)]
     assert [bool(reason) for reason in reasons] == [first, later]
+
+
+def test_a_graphed_run_waits_no_longer_than_for_its_own_eager_run(sweep: Sweep) -> None:
+    """Eager repeat 0 lacked memory, and repeat 1 has not ended. Nobody knows yet whether eager runs fit at all."""
+    eager, graphed = (cell.cell_id for cell in sweep.plan.cells)
+    sweep.begin(0, outcome="CUDA_OOM")
+    assert sweep.why_skipped(f"{graphed}-r2", sweep.plan.precedents)
+    sweep.end_elsewhere(f"{eager}-r2", outcome="COMPLETED")
+    assert not sweep.why_skipped(f"{graphed}-r2", sweep.plan.precedents)
+    assert sweep.why_skipped(f"{graphed}-r1", sweep.plan.precedents)
 
 
 @pytest.mark.parametrize("expecting", [0, 1])
