@@ -35,7 +35,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     # The commit takes git a while.
-    version = _describe_version() if "--version" in words else ""
+    version = _describe_version() if words and words[0].startswith("--v") else ""
     parser.add_argument("--version", action="version", version=version, help="print version and commit, and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
     for name, summary in VERBS.items():
@@ -49,7 +49,15 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
             add_store(verb)
     if completes:
         complete(parser, verbs.choices.values())
+    _require_verb_first(parser, words)
     return _parse_overrides_anywhere(parser, words)
+
+
+def _require_verb_first(parser: Parser, words: Sequence[str]) -> None:
+    """Refuse an option of a verb before the verb. argparse would take the option's value for the verb."""
+    first = words[0] if words else ""
+    if first.startswith("--") and not any(option.startswith(first) for option in ("--help", "--version")):
+        parser.error(f"{first} comes before the verb; write the verb first: {PROGRAM} VERB {first} ...")
 
 
 def _describe_version() -> str:
@@ -72,6 +80,8 @@ def _parse_overrides_anywhere(parser: Parser, words: Sequence[str]) -> argparse.
             answer = f"; for flags of Megatron write {line}"
         elif "overrides" in arguments and "=" in rest[0]:
             answer = f"; for a field of the recipe write {rest[0].lstrip('-')}"
+        elif "graphed" in arguments and not arguments.from_logs and len([*arguments.eager, *arguments.graphed]) > 2:
+            answer = f"; put each command in quotes{answer}"
         parser.error(f"unrecognized arguments: {' '.join(rest)}{answer}")
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]

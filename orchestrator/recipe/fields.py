@@ -143,13 +143,18 @@ def _check_command(run: str) -> Flaw | None:
         return Flaw(f"not the words of a command: {str(error).lower()}", f"close its quotes: {_NO_SHELL}")
     if words and _ASSIGNMENT.match(words[0]):
         return Flaw(f"{words[0]} is no program", "write it under environment, or write env before it")
-    if "-c" not in words and (flaw := _check_for_shell(words)):
+    if flaw := check_words(words):
         return flaw
     if words and PurePath(words[0]).name in ("srun", "sbatch", "salloc"):
         # The run would be in another job or step, where nothing observes it, and which outlives it.
         inside = f"write the command that {words[0]} starts; resources and the cluster's profile give the job"
         return Flaw(f"{words[0]} asks for a job of its own", inside)
     return _check_placeholders(run) if words else Flaw("no command", _NO_SHELL)
+
+
+def check_words(words: Sequence[str]) -> Flaw | None:
+    """Return what is wrong with the words of a whole command if only a shell could read one, and none starts a shell."""
+    return None if "-c" in words else _check_for_shell(words)
 
 
 def _check_for_shell(words: Sequence[str]) -> Flaw | None:

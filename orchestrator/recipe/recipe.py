@@ -80,6 +80,8 @@ def find_recipe(written: Path) -> Path:
     if written.parts[:1] == ("recipes",) and shipped.is_file():
         return shipped
     found = find_yaml(str(written).removesuffix(".yaml"), _FOLDERS)
+    if found is None and "=" in str(written):
+        raise input_error(str(written), "not a recipe", f"write the recipe first: RECIPE {written}")
     if found is None:
         files = suggestion(
             written.with_suffix(".yaml"), map(str, written.parent.glob("*.yaml")), otherwise="", cutoff=0.8

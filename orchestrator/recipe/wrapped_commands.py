@@ -16,6 +16,7 @@ from launch.contract.spec_ids import digest
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import script_of
 from orchestrator.errors import InputError, Problem, input_error
+from orchestrator.recipe.fields import check_words
 from orchestrator.recipe.yaml_reader import dump
 
 _OF_GRAPHS = re.compile(r"graph|compile|eager|rng.tracker|check.for.nan", re.IGNORECASE)
@@ -126,6 +127,8 @@ def _words(option: str, command: str) -> Sequence[str]:
         raise input_error(option, f"{command!r} cannot be read: {error}", "close its quotes") from None
     if not words:
         raise input_error(option, "the command is empty", "write it as in a shell, in quotes")
+    if flaw := check_words(words):
+        raise input_error(option, *flaw)
     return words
 
 

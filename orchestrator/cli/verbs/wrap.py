@@ -16,6 +16,7 @@ from analysis.loss import add_margins, whole_number
 from launch.common.checkout import describe_code
 from launch.common.command_line import Parser
 from launch.common.redact import Secrets
+from launch.common.text import count
 from launch.contract.plan import WRAPPED, Margins
 from orchestrator.cli.arguments import add_allow_empty, add_budget, add_json, add_no_wait, add_target, redirect_messages
 from orchestrator.cli.verbs import sweep
@@ -125,7 +126,7 @@ def _report_logs(arguments: argparse.Namespace) -> int:
             raise input_error(f"--{option.replace('_', '-')}", "it is for commands, not for logs", fix)
     if len(graphed) > len(eager):
         fix = "name an eager log for each, since nothing else shows what graphs changed"
-        raise input_error("--graphed", f"{len(graphed)} logs, but {len(eager)} eager ones", fix)
+        raise input_error("--graphed", f"{count('log', len(graphed))}, but only {count('eager log', len(eager))}", fix)
     if copies := _find_copies([*eager, *graphed]):
         raise InputError(copies)
     try:

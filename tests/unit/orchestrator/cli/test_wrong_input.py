@@ -220,6 +220,8 @@ MISUSED = {
     "plan": "the following arguments are required: recipe\n",
     "plan {tiny} --onyl x": "unrecognized arguments: --onyl x (see python -m orchestrator plan --help)",
     "status one two": "unrecognized arguments: two",
+    "--store x status": "--store comes before the verb; write the verb first: python -m orchestrator VERB --store ...",
+    "wrap --eager python a.py --x 1 --graphed python a.py": "arguments: --x 1; put each command in quotes (see ",
     "plan {tiny} --max-gpu-hours -1": "'-1' is not a number of hours, 0 or more",
     "plan {tiny} --max-gpu-hours nan": "'nan' is not a number of hours",
     "plan {tiny} --max-gpu-hours inf": "'inf' is not a number of hours",

@@ -381,6 +381,8 @@ def test_a_missing_file_names_the_one_that_was_probably_meant(tmp_path: Path) ->
         load(tmp_path / "tiny_mo.yaml")
     with pytest.raises(InputError, match="is a directory"):
         load(tmp_path)
+    with pytest.raises(InputError, match=r"repeats=2: not a recipe\n    write the recipe first: RECIPE repeats=2"):
+        load(Path("repeats=2"))
 
 
 @pytest.mark.parametrize("written", ["recipes/exhibits/local_inputs.yaml", "local_inputs", "local_inputs.yaml"])

@@ -57,6 +57,11 @@ def test_runs_that_an_earlier_sweep_has_not_get_another_name(other: dict[str, in
         ("a", "b", "begins with 'b'"),
         ("a", "a 'b", "quotes"),
         ("", "a", "empty"),
+        (
+            "a --x 1 > e.log",
+            "a --x 1 --graph > g.log",
+            "--eager: without a shell, the program would get > as an argument",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(eager: str, graphed: str, message: str) -> None:
