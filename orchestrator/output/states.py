@@ -116,13 +116,14 @@ def print_needed_runs(run_ids: Iterable[str]) -> None:
         )
 
 
-def warn_full_disk(paths: SweepPaths, states: Mapping[str, RunState]) -> None:
-    """Print a warning if the disk is full while a run is RUNNING. A quota is not detected."""
-    if any(state.name == "RUNNING" for state in states.values()) and not shutil.disk_usage(paths.root).free:
-        print(
-            f"{paths.root}: the disk is full. A run that cannot write is stopped. It stays RUNNING until its outcome can be "
-            f"written, for at most {ROOM_SECONDS / 60:g} minutes. Fix: free space there"
-        )
+def describe_full_disk(paths: SweepPaths, states: Mapping[str, RunState]) -> list[str]:
+    """Return a line if the disk is full while a run is RUNNING. A quota is not detected."""
+    if all(state.name != "RUNNING" for state in states.values()) or shutil.disk_usage(paths.root).free:
+        return []
+    return [
+        f"{paths.root}: the disk is full. A run that cannot write is stopped. It stays RUNNING until its outcome can be "
+        f"written, for at most {ROOM_SECONDS / 60:g} minutes. Fix: free space there"
+    ]
 
 
 def describe_slots(holders: Sequence[SlotHolder]) -> list[str]:

@@ -9,7 +9,7 @@ from launch.common.poll_interval import poll_interval
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.output.progress_view import View, print_new
-from orchestrator.output.states import describe_slots
+from orchestrator.output.states import describe_full_disk, describe_slots
 from orchestrator.submit.local_queue import has_pending, start_queue
 from orchestrator.sweeps.run_state import read_states
 from orchestrator.sweeps.slot_holders import slot_holders
@@ -30,7 +30,8 @@ def watch_host(paths: SweepPaths, plan: Plan, view: View, *, restart_queue: bool
         begun = time.monotonic()
         states = read_states(paths, plan)
         view.update(states)
-        printed = print_new(view, printed, describe_slots(slot_holders(paths, plan, states)))
+        waits = [*describe_full_disk(paths, states), *describe_slots(slot_holders(paths, plan, states))]
+        printed = print_new(view, printed, waits)
         # For a moment no process may be alive, while a queue starts or replaces another.
         lost_polls = 0 if any(state.alive for state in states.values()) else lost_polls + 1
         if lost_polls and not has_pending(paths):

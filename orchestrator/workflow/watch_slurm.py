@@ -12,6 +12,7 @@ from launch.slurm.job_states import stage_of
 from orchestrator.errors import SystemFault
 from orchestrator.output.jobs import blocked_jobs, slurm_faults
 from orchestrator.output.progress_view import View, print_new
+from orchestrator.output.states import describe_full_disk
 from orchestrator.slurm.pending_reasons import OF_THIS_SWEEP
 from orchestrator.submit.cancel import scancel
 from orchestrator.sweeps.close_attempts import close_dead_attempts
@@ -49,7 +50,9 @@ def watch_slurm(
         states = read_states(paths, plan, jobs)
         view.update(states)
         seconds = time.monotonic() - begun
-        printed = print_new(view, printed, [*slurm_faults(jobs), *blocked_jobs(states)])
+        printed = print_new(
+            view, printed, [*slurm_faults(jobs), *blocked_jobs(states), *describe_full_disk(paths, states)]
+        )
         idle = not any(state.alive or (retry and _awaits_retry(state)) for state in states.values())
         submitted = False
         if retry and (is_new or idle):

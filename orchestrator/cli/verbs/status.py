@@ -16,12 +16,12 @@ from orchestrator.output.next_commands import print_next_commands, suggest_after
 from orchestrator.output.print_json import print_json
 from orchestrator.output.states import (
     count_states,
+    describe_full_disk,
     describe_slots,
     print_needed_runs,
     print_states,
     print_sweeps,
     warn_damage,
-    warn_full_disk,
 )
 from orchestrator.sweeps.report_process import read_needed_runs
 from orchestrator.sweeps.run_state import open_submissions, read_states
@@ -54,9 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
     states = read_states(paths, plan, jobs)
     print_states(plan, states)
     warn_damage(paths, states)
-    warn_full_disk(paths, states)
     print_job_problems(jobs, states)
-    print(*(f"{line}\n" for line in describe_slots(slot_holders(paths, plan, states))), sep="", end="")
+    waits = [*describe_full_disk(paths, states), *describe_slots(slot_holders(paths, plan, states))]
+    print(*(f"{line}\n" for line in waits), sep="", end="")
     print_needed_runs(read_needed_runs(paths, plan, states))
     print_next_commands(suggest_after(paths, plan, states))
     return 0

@@ -248,10 +248,7 @@ def test_status_warns_of_a_full_disk_while_a_run_is_running(
     def unended(run: AttemptRecord) -> None:
         run.outcome = None
 
-    def usage(_: Path) -> SimpleNamespace:
-        return SimpleNamespace(free=free)
-
-    monkeypatch.setattr(states.shutil, "disk_usage", usage)
+    monkeypatch.setattr(states.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     sweep = write_sweep(elsewhere / "sweeps" / "full", steps=20, edit=unended)
     words = "sweeps/full: the disk is full. A run that cannot write is stopped. It stays RUNNING until"
     assert main(["status", "full"]) == 0
@@ -264,4 +261,11 @@ def test_status_warns_of_a_full_disk_while_a_run_is_running(
     os.utime(bundle.lock, (0, 0))  # The lock is older than the runs.
     assert main(["status", "full"]) == 0
     assert capsys.readouterr().out.count(words) == said
-    lock.release()
+
+    def last_look(_: Path) -> SimpleNamespace:
+        lock.release()
+        return SimpleNamespace(free=free)
+
+    monkeypatch.setattr(states.shutil, "disk_usage", last_look)
+    assert main(["status", "full", "--watch"]) == 0
+    assert capsys.readouterr().out.count(words) == said
