@@ -88,11 +88,13 @@ requirements:
 	    || { echo "A C++ compiler is needed by torch.compile: apt-get install g++"; exit 1; }
 
 $(VENV)/installed: pyproject.toml | requirements
+	@echo "downloading PyTorch and other packages into $(VENV), which takes some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml | requirements
+	@echo "downloading PyTorch and other packages into $(VENV), which takes some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev,docs]'
 	touch $(VENV)/installed $@
