@@ -18,7 +18,7 @@ from analysis.verdict.shown_losses import check_shown_losses
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 
-_ANOTHER = "add an eager run with other numbers, or a perturbed one (--perturbed)"
+_ANOTHER = "add an eager run with other numbers, or a perturbed one (--perturbed of analysis.loss)"
 _SAME_ROUNDING = "compile the eager runs too if graphed ones are compiled, or lower the learning rate"
 _LEAVE_OUT = "record the norm before it is clipped, with nine digits (%.9g), or leave the column out of all files"
 

@@ -104,6 +104,7 @@ def _notes(
     yield from (_bad_news(ran, *problem) for problem in PROBLEMS)
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
+    yield _repaired(ran, decision)
     if undecided:
         yield _speed_undecided(*undecided)
     yield from _stopped(ran)
@@ -153,11 +154,14 @@ def _reason_of(word: VerdictName) -> Detail:
 
 
 def _doubt(result: CellResult) -> str:
-    """Return why an INCONCLUSIVE cell is undecided, what its step checks found, and how to decide."""
+    """Return why an INCONCLUSIVE cell is undecided, what its step checks found, and the cheapest way to decide."""
     reason, checks = _reason_of("INCONCLUSIVE")(result), result.graphs.step_checks
-    if reason and checks and not (checks.fault or checks.undecided):
+    if not reason or not result.verdict:
+        return ""
+    if checks and not (checks.fault or checks.undecided):
         reason += "; its step checks found no difference beyond noise"
-    return f"{reason}; fix: {result.verdict.fix}" if reason and result.verdict and result.verdict.fix else reason
+    fix = next(filter(None, (result.verdict.fix, *result.verdict.alternatives)), "")
+    return f"{reason}; fix: {fix}" if fix else reason
 
 
 def _flaky(result: CellResult) -> str:
@@ -280,6 +284,22 @@ def _expected_failures(ran: Sequence[CellResult]) -> str:
     return f"{count('cell', len(met))} failed as expected{f', {eager} of them eager' * bool(eager)}." if met else ""
 
 
+def _repaired(ran: Sequence[CellResult], decision: str) -> str:
+    """Name the passing cells with a repair, except those of which the ``decision`` says so."""
+    repaired = [result for result in ran if result.passes and result.spec.cuda_graph.mend]
+    names = [
+        f"{called(result)} ({listed(result.spec.cuda_graph.mend)})"
+        for result in repaired
+        if called(result) not in _named(decision)
+    ]
+    return _sentence("With a repair that your own job lacks", names)
+
+
+def _named(decision: str) -> set[str]:
+    """Return the words of a decision, among them the names of its cells."""
+    return set(re.findall(r"`.*?`|\w+", decision))
+
+
 def _undecided(ran: Sequence[CellResult]) -> tuple[Speed, CellResult, int] | None:
     """Of workloads without a FASTER cell, return the undecided cell with the largest measured speed-up, and how many others there
     are."""
@@ -322,7 +342,7 @@ def _fastest(ran: Sequence[CellResult], decision: str) -> str:
     """Name the fastest cell of each task with more than two ranked cells, unless the ``decision`` names all of them."""
     rankings, names = [ranking for ranking in rank(ran) if len(ranking.cells) > 2], []
     cells = {result.cell.label: called(result) for result in ran}
-    if {cells[ranking.best.label] for ranking in rankings} <= set(re.findall(r"`.*?`|\w+", decision)):
+    if {cells[ranking.best.label] for ranking in rankings} <= _named(decision):
         return ""
     for ranking in rankings:
         doubt = f", {ranking.not_slower}" if ranking.not_slower else ""

@@ -29,6 +29,7 @@ import numpy as np
 
 from analysis.records.steps import Booleans, Floats, Integers, Steps
 from analysis.statistics.median import medians
+from launch.common.text import count
 
 FENCE = 3.5
 TO_STANDARD_DEVIATION = 1.4826
@@ -100,7 +101,8 @@ def behaviour(windows: Sequence[Window]) -> str:
     counts = {name: sum(int(off.sum()) for off in runs) for name, runs in sides.items()}
     (fewer, least), (more, most) = sorted(counts.items(), key=lambda item: item[1])
     if _chance(most, least + most) < CHANCE:
-        return f"{most} {more} steps are far from their run's median, but only {least} {fewer} steps"
+        few = f"only {count(f'{fewer} step', least)}" if least else f"no {fewer} step"
+        return f"{most} {more} steps are far from their run's median, but {few}"
     return ""
 
 

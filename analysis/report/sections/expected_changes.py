@@ -36,9 +36,9 @@ def _findings(results: Sequence[CellResult]) -> Iterator[tuple[tuple[str, str], 
             text = _range(*change.span) if change.span and each.sure else UNSURE
             yield (change.metric, text), (change.graphs, each.label)
     for risk in memory_risks(results) if any(result.on_gpu for result in results) else ():
-        number = f"{len(risk.out_of_memory)} of {risk.fitting} cells" if risk.out_of_memory else "no cell"
+        found = f"in {len(risk.out_of_memory)} of {risk.fitting} cells" if risk.out_of_memory else "in no cell"
         for label in risk.out_of_memory or ("",):
-            yield ("out of memory", f"{number} with a fitting eager baseline"), (risk.graphs, label)
+            yield ("out of memory", f"{found} whose eager baseline fits"), (risk.graphs, label)
 
 
 def _range(least: float, most: float) -> str:

@@ -38,7 +38,7 @@ def test_a_copy_neither_proves_nor_hides_anything(tmp_path: Path, capsys: pytest
     second = noisy(tmp_path / "e2.csv", 3)
     copy.write_text(re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.9f}", eager.read_text()))
     said = judged(capsys, [eager, copy], [graphed])
-    assert "Fix: add an eager run with other numbers, or a perturbed one (--perturbed).\n" in said
+    assert "Fix: add an eager run with other numbers, or a perturbed one (--perturbed of analysis.loss).\n" in said
     perturbed = noisy(tmp_path / "p.csv", 4)
     assert judged(capsys, [eager, copy], [graphed], "--perturbed", str(perturbed)).startswith("EQUIVALENT")
     perturbed.write_bytes(eager.read_bytes())

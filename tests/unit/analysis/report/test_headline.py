@@ -106,6 +106,11 @@ def test_a_repair_that_the_own_job_lacks_is_named_beside_the_gain() -> None:
     )
     undecided = replace(repaired, speed=CellSpeed(speedup=speed("INCONCLUSIVE")))
     assert words in headline([EAGER, undecided])
+    faster = cell("torch", "BITWISE", speed("FASTER", 1.5))
+    beside = summarise([EAGER, undecided, faster])
+    assert "repair" not in beside.headline
+    assert f"With a repair that your own job lacks: `{undecided.cell.label}` (yarn_positions)." in beside.notes
+    assert "With a repair" not in summarise([EAGER, repaired]).text
 
 
 def test_a_quick_sweep_judges_no_speed() -> None:

@@ -85,7 +85,7 @@ def out_of_memory(run: AttemptRecord) -> None:
 def test_the_risk_is_among_cells_whose_twin_fits(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=3, device="cuda", impls=("torch",), edit=out_of_memory)
     assert memory_risks(compare_cells(load(sweep))) == (MemoryRisk("torch", 2, ("torch, lr 0.002",)),)
-    assert "| out of memory | 1 of 2 cells with a fitting eager baseline | `torch` | B1 |" in report_text(sweep)
+    assert "| out of memory | in 1 of 2 cells whose eager baseline fits | `torch` | B1 |" in report_text(sweep)
 
 
 # --- captures -------------------------------------------------------------------------------------------------------
