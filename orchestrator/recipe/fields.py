@@ -119,10 +119,16 @@ class TopLevel:
     cluster: str = ""
 
 
+# A colon after the name makes it a key of YAML: {seed: {seed}}.
+_UNCLOSED = re.compile(r"(?<!\{)\{(\w+)(?=[\s'\"]|$)[^{}]*(?=\{|$)")
+
+
 def _check_placeholders(words: Any) -> Flaw | None:
     """Return what is wrong with the names in braces of ``words``, which are a text, or a value that is printed as one."""
     if any("\0" in str(word) for word in (words if isinstance(words, list) else [words])):
         return Flaw("a null character, which no command line can contain", "remove it")
+    if (half := _UNCLOSED.search(str(words))) and half[1] in PLACEHOLDERS:
+        return Flaw(f"{{{half[1]} has no closing brace", f"write {{{half[1]}}}")
     unknown = unknown_placeholders(str(words))
     if not unknown:
         return None

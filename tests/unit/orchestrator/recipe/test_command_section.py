@@ -75,6 +75,10 @@ def test_flags_are_axes(tmp_path: Path) -> None:
             HEAD + COMMAND.replace("python t.py", "'python t.py {sead}'"),
             "command.run = \"python t.py {sead}\": {sead} is not a placeholder\n    did you mean 'seed'?",
         ),
+        (
+            HEAD + COMMAND.replace("python t.py", "'python t.py {steps --x {seed}'"),
+            "{steps has no closing brace\n    write {steps}",
+        ),
         (HEAD + COMMAND.replace("-g]", "'{step}']"), 'command.graphs.b = ["{step}"]: {step} is not a placeholder'),
         (
             HEAD + COMMAND.replace("run:", "flags: {x: '{tpp}'}, run:"),
