@@ -19,6 +19,7 @@ from launch.data.fields import check_length
 from launch.data.tokenizer import load_tokenizer
 from launch.frameworks.command_line import command_words, module_of, script_of
 from orchestrator.errors import InputError, Problem
+from orchestrator.suggestion import suggestion
 
 
 def check_inputs(plan: Plan) -> None:
@@ -56,9 +57,15 @@ def _missing_program(spec: RunSpec, runs_here: bool) -> Iterator[Problem]:
         )
     elif "{" not in script and not (folder / script).exists():
         fix = "correct the path of the script in command.run, or command.workdir, from which it counts"
+        wanted = folder / script
+        near = [path.name for path in wanted.parent.glob("*") if path.suffix == wanted.suffix]
+        fix = suggestion(wanted.name, near, fix, cutoff=0.8)
         yield Problem(f"command.workdir = {folder}", f"no file {script} in it on this host", fix)
+    elif "/" in program and (folder / program).is_file() and found is None:
+        fix = "make it executable, or write its interpreter before it, such as python"
+        yield Problem("command.run", f"{program} is not executable", fix)
     elif "{" not in program and found is None and (runs_here or "/" in program):
-        fix = "correct the first word of command.run, or make the file executable"
+        fix = "correct the first word of command.run: it names a program on PATH, or has a path with a slash"
         yield Problem("command.run", f"no program {program} on this host", fix)
     elif (module := module_of(words)) and _is_ours(program, found) and not _has_package(module, spec):
         package = module.partition(".")[0]

@@ -100,6 +100,19 @@ def test_commands_that_run_two_scripts_are_told_apart(capsys: pytest.CaptureFixt
         assert f"{elsewhere}: no file a.sh in it on this host" in caught
 
 
+def test_a_script_that_is_mistyped_or_not_executable_is_named(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
+    (elsewhere / "train.py").touch()
+    here = f"command.workdir={elsewhere}"
+    for run, said in (
+        ("python trian.py", "no file trian.py in it on this host\n    did you mean 'train.py'?"),
+        ("./train.py", "command.run: ./train.py is not executable\n    make it executable, or write its interpreter"),
+    ):
+        assert main(["plan", SCRIPT, here, f"command.run={run}"]) == 1
+        assert said in capsys.readouterr().err
+
+
 def test_wrap_speaks_of_its_own_options_and_of_the_recipe_that_it_prints(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, elsewhere: Path
 ) -> None:
