@@ -123,9 +123,9 @@ def _compose(text: str, file: str) -> yaml.Node | None:
         return yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         message = ", ".join(part for part in (error.context, error.problem) if part)
-        raise input_error(
-            f"{file}:{_line(error.problem_mark)}", f"not YAML: {message}", _suggest_syntax(text)
-        ) from None
+        # At the end of the file the mark is behind the last line.
+        line = min(_line(error.problem_mark), len(text.splitlines()))
+        raise input_error(f"{file}:{line}", f"not YAML: {message}", _suggest_syntax(text)) from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         raise input_error(f"{file}:{line}", f"not YAML: {error.reason}", "remove the character") from None

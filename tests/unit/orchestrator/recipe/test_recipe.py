@@ -339,7 +339,7 @@ UNREADABLE: Mapping[str, tuple[str | bytes, str, str]] = {
     "a list": ("- a\n- b\n", "r.yaml:1", "not a mapping of fields"),
     "a word": ("hello\n", "r.yaml:1", "not a mapping of fields"),
     "a number": ("3\n", "r.yaml:1", "not a mapping of fields"),
-    "an open bracket": ("name: x\nmodel: {preset: [\n", "r.yaml:3", "not YAML"),
+    "an open bracket": ("name: x\nmodel: {preset: [\n", "r.yaml:2", "not YAML"),
     "a colon too many": ("name: x\n  model: 3\n", "r.yaml:2", "not YAML"),
     "tabs": ("name: x\ntraining:\n\tsteps: 3\n", "r.yaml:3", "not YAML"),
     "two documents": (f"{HEAD_LINES}---\nname: y\n", "r.yaml:3", "another document"),
@@ -420,7 +420,7 @@ def test_a_bare_yes_is_no_name(tmp_path: Path) -> None:
 
 
 BROKEN_PRESETS = {
-    "broken": ("num_layers: [\n", "models/broken.yaml:2", "not YAML"),
+    "broken": ("num_layers: [\n", "models/broken.yaml:1", "not YAML"),
     "empty": ("", "models/empty.yaml", "the file is empty"),
     "listed": ("- 3\n", "models/listed.yaml:1", "not a mapping"),
     "nested": ("num_layers: 2\npreset: tiny_moe\n", 'models/nested.yaml:2: preset = "tiny_moe"', "cannot name another"),
