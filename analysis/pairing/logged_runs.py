@@ -23,6 +23,8 @@ UNCHECKED = (
     "read from logs: replay is unproven, and nothing shows that the runs share workload, data, code and libraries"
 )
 
+COPIED = ", so it may be a copied log"
+
 
 def judge_logs(
     pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins
@@ -42,10 +44,7 @@ def judge_logs(
     captured = max(pair.first_compared for pair in pairs) - 1
     files = CurveFiles(eager, graphed, {}, metrics)
     judged = not_of_bits(judge_files(files, captured if captured >= 0 else None, margins))
-    copies = [
-        f"{copy} has the same numbers as {original}, so it may be a copied log"
-        for copy, original in files.copies.items()
-    ]
+    copies = [f"{copy} has the same numbers as {original}{COPIED}" for copy, original in files.copies.items()]
     verdict = replace(judged, reason="; ".join(filter(None, (judged.reason, *copies, UNCHECKED))))
     return tuple(verdict for _ in pairs), verdict
 

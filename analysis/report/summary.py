@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from analysis.limits.speedup_bound import NEAR, QUICKER_IN_A_GRAPH, Bound
+from analysis.pairing.logged_runs import COPIED
 from analysis.report.headline import called, headline
 from analysis.speed.confidence_interval import ALPHA
 from analysis.speed.speedup import Speed
@@ -105,6 +106,7 @@ def _notes(
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
     yield _repaired(ran, decision)
+    yield _may_be_copies(ran)
     if undecided:
         yield _speed_undecided(*undecided)
     yield from _stopped(ran)
@@ -293,6 +295,18 @@ def _repaired(ran: Sequence[CellResult], decision: str) -> str:
         if called(result) not in _named(decision)
     ]
     return _sentence("With a repair that your own job lacks", names)
+
+
+def _may_be_copies(ran: Sequence[CellResult]) -> str:
+    """Name the passing cells with a graphed log that may be a copy of an eager one."""
+    reasons = [(called(result), result.verdict.reason) for result in ran if result.verdict and result.passes]
+    copies = [
+        f"{name} ({part})"
+        for name, reason in reasons
+        for part in reason.split("; ")
+        if part.startswith("graphed ") and " as eager " in part and part.endswith(COPIED)
+    ]
+    return _sentence("Perhaps no graphed run", copies)
 
 
 def _named(decision: str) -> set[str]:

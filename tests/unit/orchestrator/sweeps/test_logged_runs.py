@@ -15,6 +15,7 @@ import pytest
 from analysis.curves.curve import CurveError
 from analysis.curves.curve_files import read_curves
 from analysis.report.headline import headline
+from analysis.report.summary import summarise
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_sweep import judge_sweep
 from launch.contract.exit_codes import ExitCode
@@ -79,6 +80,10 @@ def test_verdicts_rest_on_digits_and_never_on_bits(tmp_path: Path, name: str) ->
     assert found.graphs.replay is not None and not found.graphs.replay.proven
     assert not found.integrity.unsound_records
     assert "replay is unproven" in headline([found])
+    copied = (
+        "Perhaps no graphed run: `graphed` (graphed repeat 0 has the same numbers as eager " in summarise([found]).text
+    )
+    assert copied is (name in ("equal numbers", "a copy"))
 
 
 @pytest.mark.parametrize(("capture", "first"), [(None, 0), (0, 0), (1, 1), (7, 7)])
