@@ -86,7 +86,10 @@ ONE_ENGINE: Mapping[EngineName, Callable[..., Rule]] = {"torch_native": NativeRu
 
 def judge(rules: Iterable[Rule], spec: RunSpec) -> tuple[Reason, ...]:
     """Return one reason for each rule that ``spec`` violates, in the order of ``rules``."""
-    return tuple(reason for rule in rules if (reason := rule.judge(spec)) is not None)
+    # A plan of thousands of cells calls this with hundreds of rules for each, and few of them are violated.
+    engine = spec.engine
+    violated = [rule for rule in rules if engine in rule.engines and rule.violated(spec)]
+    return tuple(reason for rule in violated if (reason := rule.judge(spec)) is not None)
 
 
 def refuse(reasons: Sequence[Reason], error: type[OrchestratorError]) -> None:
