@@ -130,14 +130,15 @@ def _wanted(runs: Iterable[Run], skipped: Set[int], plan: Plan) -> tuple[Run, ..
 def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
     """Load a run with the attempt that counts: the latest one that ended.
 
-    An attempt that the scheduler or the user ended gives way to an earlier one that ended on its own. A NaN or a crash always
-    counts. No attempt counts if a later outcome cannot be read.
+    An attempt that the scheduler or the user ended gives way to an earlier one that ended on its own, and to a later one that has
+    not ended. A NaN or a crash always counts. No attempt counts if a later outcome cannot be read.
     """
     attempts = {attempt.number: attempt for attempt in paths.attempts()}
     ended, unreadable = _read_outcomes(run_id, attempts.values())
     damaged = tuple(unreadable.values())
     chosen = max(ended, key=lambda number: (ended[number].is_informative, number), default=0)
-    if chosen == 0 or chosen < max(unreadable, default=0):
+    is_replaced = chosen != 0 and not ended[chosen].is_informative and max(attempts) > max(ended)
+    if chosen == 0 or is_replaced or chosen < max(unreadable, default=0):
         return Run(run_id, repeat, len(attempts), None, damaged=damaged)
     whole = {
         number: _load_attempt(attempts[number], outcome, paths, run_id, spec)

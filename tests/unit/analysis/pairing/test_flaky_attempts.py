@@ -11,7 +11,7 @@ import pytest
 from analysis.report.summary import Summary, summarise
 from analysis.report.write_report import write_report
 from analysis.sweep.judge_sweep import judge_sweep
-from launch.contract.outcomes import Outcome
+from launch.contract.outcomes import Outcome, OutcomeName
 from launch.contract.paths import SweepPaths
 from orchestrator.bisect.failure_status import classify_failure
 from tests.pairwise import covering
@@ -174,23 +174,21 @@ def test_an_attempt_of_other_code_is_named_and_blamed_on_nobody(tmp_path: Path) 
     assert "attempt 1 ended NUMERIC in measure and is not compared: it ran with other code" in found.text
 
 
-def test_a_running_attempt_has_no_other_code_than_one_that_recorded_none(tmp_path: Path) -> None:
-    """Attempt 1 was cancelled before it recorded its code. Attempt 2 has not ended, so attempt 1 counts."""
+@pytest.mark.parametrize(("first", "verdict"), [("CANCELLED", "UNFINISHED"), ("NUMERIC", "INCOMPARABLE")])
+def test_a_cancelled_attempt_gives_way_to_a_later_one_that_has_not_ended(
+    tmp_path: Path, first: OutcomeName, verdict: str
+) -> None:
+    """The program's own failure before the first step does not."""
 
     def edit(run: AttemptRecord) -> None:
         if not run.spec.graphed and run.spec.repeat == 0:
-            write_attempt(
-                SweepPaths(tmp_path),
-                dataclasses.replace(
-                    run, metrics=[], environment={}, outcome=Outcome("CANCELLED", "init", "bundle000", 0.0, 1.0)
-                ),
-            )
+            outcome = Outcome(first, "init", "bundle000", 0.0, 1.0)
+            write_attempt(SweepPaths(tmp_path), dataclasses.replace(run, metrics=[], environment={}, outcome=outcome))
             without_outcome(run)
             run.number = 2
 
-    text = report_text(write_sweep(tmp_path, edit=edit))
-    assert "attempt 2 has no outcome and is not compared: the attempt that counts did not record its code" in text
-    assert "it ran with other" not in text
+    (result,) = (one for one in judge_sweep(write_sweep(tmp_path, edit=edit)).results if one.cell.graphed)
+    assert result.verdict is not None and result.verdict.verdict == verdict, result.verdict
 
 
 def test_a_cancelled_attempt_that_cannot_be_read_is_named(tmp_path: Path) -> None:
