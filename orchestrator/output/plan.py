@@ -44,7 +44,7 @@ def warn_other_steps(plan: Plan) -> None:
 
 
 def warn_changed_programs(folders: Sequence[str], files: Sequence[str], plan: Plan, sweep: Path) -> None:
-    fix = f"give the sweep another name: name={plan.name}_2"
+    fix = f"give the sweep another name: name={plan.name}-2"
     if plan.recipe_file == WRAPPED:
         fix = f"move this folder away: {sweep}"
     for name in [*(f"{folder}: its code" for folder in folders), *(f"{file}: it" for file in files)]:
