@@ -244,7 +244,7 @@ def _may_be_copies(ran: Sequence[CellResult]) -> str:
         for part in reason.split("; ")
         if part.startswith("graphed ") and " as eager " in part and part.endswith(COPIED)
     ]
-    return _sentence("Perhaps no graphed run", copies)
+    return _sentence("Perhaps a copied log instead of a graphed run", copies)
 
 
 def _named(decision: str) -> set[str]:

@@ -122,10 +122,14 @@ def module_of(words: Sequence[str]) -> str:
 def observed_steps(spec: RunSpec) -> int:
     """Return the number of steps that the program must run: the recipe's steps, and on a GPU also those of the profiler.
 
-    For ``advise``, the host's time is measured before them, and further steps have their operators compared.
+    ``advise`` compares the operators of further steps, and on a GPU measures the host's time in others.
     """
-    traced = TRACED_STEPS if spec.placement.device == "cuda" else 0
-    return spec.training.steps + traced + (bool(traced) * HOST_STEPS + INSPECTED_STEPS if spec.inspect else 0)
+    on_gpu = TRACED_STEPS + (HOST_STEPS if spec.inspect else 0)
+    return (
+        spec.training.steps
+        + (on_gpu if spec.placement.device == "cuda" else 0)
+        + (INSPECTED_STEPS if spec.inspect else 0)
+    )
 
 
 def _words(spec: RunSpec) -> tuple[str, ...]:

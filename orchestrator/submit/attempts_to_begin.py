@@ -20,8 +20,8 @@ from orchestrator.targets.slurm_cluster import Cluster, Target
 
 Policy = Literal["new", "unfinished", "failed", "infrastructure"]
 """The runs that a submission may begin. "new": runs that never began. "unfinished": also runs that were interrupted or
-cancelled, or whose infrastructure failed, and failed ones that were ordered again and did not begin. "failed": also runs that failed by themselves. "infrastructure": the runs that a
-watching command retries by itself."""
+cancelled, or whose infrastructure failed, and failed ones that were ordered again and did not begin. "failed": also runs that
+failed by themselves. "infrastructure": the runs that a watching command retries by itself."""
 MOST_ATTEMPTS = 3
 """The number of attempts that a run gets by itself if its infrastructure keeps failing."""
 _COMPLETED = Outcome("COMPLETED", "teardown", "", 0.0, 0.0)

@@ -81,7 +81,8 @@ def test_verdicts_rest_on_digits_and_never_on_bits(tmp_path: Path, name: str) ->
     assert not found.integrity.unsound_records
     assert "replay is unproven" in headline([found])
     copied = (
-        "Perhaps no graphed run: `graphed` (graphed repeat 0 has the same numbers as eager " in summarise([found]).text
+        "Perhaps a copied log instead of a graphed run: `graphed` (graphed repeat 0 has the same numbers as eager "
+        in summarise([found]).text
     )
     assert copied is (name in ("equal numbers", "a copy"))
 
