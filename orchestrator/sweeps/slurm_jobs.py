@@ -56,6 +56,8 @@ class JobMonitor:
         self._cluster: str | None = None
         self._missed: dict[str, float] = {}
         """For each missing job, when squeue first answered without it."""
+        self._numbers: dict[str, int] = {}
+        """For each job id, the number of the latest submission that has it."""
         self._jobs = Jobs()
 
     def look(self, submissions: Iterable[Submission]) -> Jobs:
@@ -69,6 +71,7 @@ class JobMonitor:
         """
         submissions = list(submissions)
         self._check_cluster(submissions)
+        self._forget_reused_ids(submissions)
         if self._squeue.due:
             asked = {
                 job_id: _SubmittedJob(job_id, one.name, one.time) for one in submissions for job_id in one.job_ids()
@@ -124,6 +127,17 @@ class JobMonitor:
                 f"jobs of this sweep are on Slurm cluster {min(others)!r}, but cluster {self._cluster!r} answers here: run the "
                 f"command on a login node of {min(others)!r}, or set SLURM_CONF to the configuration of that cluster"
             )
+
+    def _forget_reused_ids(self, submissions: Iterable[Submission]) -> None:
+        """Forget what is known of an id that a later submission has got. After a crash, Slurm gives ids again."""
+        earlier = self._numbers
+        asked = {job_id: one.number for one in submissions for job_id in one.job_ids()}
+        self._numbers = earlier | {job_id: max(number, earlier.get(job_id, 0)) for job_id, number in asked.items()}
+        reused = {job_id for job_id, number in earlier.items() if self._numbers[job_id] > number}
+        if reused:
+            known = {job_id: job for job_id, job in self._jobs.known.items() if job_id not in reused}
+            self._jobs = replace(self._jobs, known=known, doubtful=self._jobs.doubtful - reused)
+            self._missed = {job_id: since for job_id, since in self._missed.items() if job_id not in reused}
 
     def _ask(self, asked: Mapping[str, _SubmittedJob]) -> Jobs:
         rows = self._listed()

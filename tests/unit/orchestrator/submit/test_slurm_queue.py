@@ -253,6 +253,13 @@ def test_a_job_that_slurm_knows_is_adopted(sweep: SweepPaths) -> None:
     assert [s.job_id for s in read_submissions(sweep)] == ["11", "12"]
 
 
+def test_a_job_is_adopted_whose_id_a_forgotten_job_had_before(sweep: SweepPaths) -> None:
+    write_submission(sweep, submission("forgotten", "12", name="forgotten", number=-1))
+    write_submission(sweep, submission(name="left"))
+    poll_jobs(sweep, Slurm("12"))
+    assert [s.job_id for s in read_submissions(sweep)] == ["12", "12"]
+
+
 @pytest.mark.parametrize("ago", [100.0, -100.0], ids=["clock set forward", "clock set back"])
 def test_a_submission_of_which_slurm_has_no_job_is_forgotten_once_none_can_arrive(
     sweep: SweepPaths, monkeypatch: pytest.MonkeyPatch, ago: float

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -230,6 +231,22 @@ def test_an_id_counts_with_the_name_that_it_was_submitted_under(
     programs.queue({"12": "RUNNING"}, name="another")
     programs.accounts({"12": "COMPLETED"}, name="a third")
     assert list(looks(scheduler, clock, (0, GRACE_SECONDS + 1))) == [UNHEARD, GONE]
+
+
+@pytest.mark.parametrize("name", ["another", "token"])
+def test_an_id_that_slurm_gives_again_to_the_same_sweep_is_another_job(
+    scheduler: JobMonitor, programs: Programs, clock: Clock, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The controller forgot the first job. The jobs of a chain have one name."""
+    programs.fail("sacct", "Slurm accounting storage is disabled")
+    forgotten = submission()
+    assert list(looks(scheduler, clock, (0, GRACE_WITHOUT_ACCOUNTS), forgotten)) == [UNHEARD, GONE]
+    later = replace(submission(name=name, time=clock.now), number=1)
+    programs.queue({"12": "PENDING"}, name)
+    assert state(scheduler.look([forgotten, later])) == "PENDING"
+    monkeypatch.setattr(polled_command, "poll_interval", poll_interval)
+    scheduler.look([later])
+    assert scheduler.look([replace(later, number=2)]).of("12") is None, "squeue was not asked since"
 
 
 def test_of_a_job_that_was_requeued_the_latest_record_counts(scheduler: JobMonitor, programs: Programs) -> None:
