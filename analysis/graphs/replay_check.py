@@ -43,7 +43,7 @@ class Replay:
 
     @property
     def fix(self) -> str:
-        own = "; a program of your own must give all steps the same shapes, and not evaluate between them"
+        own = "; a program of your own must give all steps the same shapes"
         return f"read in the log of the graphed run why steps ran eagerly or were captured again{own * bool(self.stats.recompilations)}"
 
     @property

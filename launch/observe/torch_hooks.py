@@ -24,6 +24,7 @@ def install(torch: ModuleType, observer: Observer) -> None:
     optimizers.register_optimizer_step_pre_hook(_untraced(observer.before_optimizer))
     optimizers.register_optimizer_step_post_hook(_untraced(observer.after_optimizer))
     _hook_graph(torch.cuda.graphs.CUDAGraph, observer)
+    after_import("torch._dynamo.callback", observer.graphs.hook_compilations)
     after_import("torch.amp.grad_scaler", lambda module: _hook_scaler(module.GradScaler, observer))
     observer.used.hook_autocast(torch)
     take = _untraced(observer.take_batch)
@@ -56,14 +57,14 @@ def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 def _hook_graph(graph: Any, observer: Observer) -> None:
-    """Observe captures, and count replays. A step may have hundreds of replays, so their hook does nothing else."""
+    """Observe captures and replays. A step may have hundreds of replays, so their hook only notes the graph."""
     counter, capture_begin, capture_end, replay = observer.graphs, graph.capture_begin, graph.capture_end, graph.replay
 
     @functools.wraps(capture_begin)
     def begin(self: Any, *arguments: Any, **named: Any) -> None:
         observer.before_capture()
         capture_begin(self, *arguments, **named)
-        counter.begin_capture()
+        self._observed_number = counter.begin_capture()
 
     @functools.wraps(capture_end)
     def end(self: Any) -> None:
@@ -75,11 +76,11 @@ def _hook_graph(graph: Any, observer: Observer) -> None:
             counter.end_capture(succeeded=succeeded)
 
     @functools.wraps(replay)
-    def count(self: Any) -> None:
-        counter.replays += 1
+    def note(self: Any) -> None:
+        counter.replayed.append(self._observed_number)
         replay(self)
 
-    graph.capture_begin, graph.capture_end, graph.replay = begin, end, count
+    graph.capture_begin, graph.capture_end, graph.replay = begin, end, note
 
 
 def _hook_scaler(scaler: Any, observer: Observer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launch.contract.records.events import SETTLE_STEPS, Phase
@@ -20,16 +22,19 @@ class PhaseTracker:
     """The phase of the current step."""
     steps: int = 0
     recaptures: int = 0
-    replays: list[int] = field(default_factory=list)
-    """The number of replays in each step after the last capture."""
+    replayed: list[Mapping[int, int]] = field(default_factory=list)
+    """How often each graph was replayed, by its number, for each step after the last capture."""
     _settled: int = 0
 
     def __post_init__(self) -> None:
         if not self.graphed and self.warmup_steps == 0:
             self.phase = "settle"
 
-    def end_step(self, captures: int, replays: int) -> Phase:
-        """End a step with these numbers of captures and replays. Return its phase. ``phase`` is then that of the next step."""
+    def end_step(self, captures: int, replayed: Sequence[int]) -> Phase:
+        """End a step with this number of captures, which ``replayed`` the graphs of these numbers. Return its phase.
+
+        ``phase`` is then that of the next step.
+        """
         ended = self.phase
         if captures and self.phase == "measure":
             self.recaptures += captures
@@ -37,9 +42,9 @@ class PhaseTracker:
             ended = "capture"
         self.steps += 1
         if ended == "capture":
-            self.replays.clear()
+            self.replayed.clear()
         elif self.graphed and ended != "warmup":
-            self.replays.append(replays)
+            self.replayed.append(Counter(replayed))
         self._turn(ended)
         return ended
 
@@ -49,3 +54,33 @@ class PhaseTracker:
         elif ended == "settle":
             self._settled += 1
             self.phase = "measure" if self._settled == SETTLE_STEPS else "settle"
+
+
+@dataclass(frozen=True)
+class TrainingReplays:
+    """The replays that train the model, without those of evaluations between steps."""
+
+    replays: int
+    """Their number in all steps."""
+    per_step: int
+    """Their number in a complete step."""
+    steady: bool
+    """Whether each step replayed the same graphs. A capture between such steps belongs to an evaluation."""
+
+
+def count_training_replays(replayed: Sequence[Mapping[int, int]]) -> TrainingReplays:
+    """Count the replays that train, from how often each step replayed each graph.
+
+    A graph trains as often as in the median step. So a step that ran eagerly, or replayed other graphs instead, lacks replays.
+    If the median step replays graphs besides, then these were captured again and again.
+    """
+    graphs = {graph for step in replayed for graph in step}
+    usual = {graph: _median([step.get(graph, 0) for step in replayed]) for graph in graphs}
+    counts = [sum(min(step.get(graph, 0), number) for graph, number in usual.items()) for step in replayed]
+    others = [sum(step.values()) - count for step, count in zip(replayed, counts, strict=True)]
+    per_step = sum(usual.values())
+    return TrainingReplays(sum(counts), per_step, per_step > 0 and {*counts} == {per_step} and _median(others) == 0)
+
+
+def _median(numbers: Sequence[int]) -> int:
+    return sorted(numbers)[(len(numbers) - 1) // 2]

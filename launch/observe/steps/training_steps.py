@@ -201,10 +201,10 @@ class TrainingSteps:
         recorder, spec, phases = self._rank.recorder, self._spec, self.phases
         if recorder is None or self._rank.done:
             return
-        graphs, replays = self._graphs.since_last_step(moment.counts)
+        graphs, replayed = self._graphs.since_last_step(moment.counts)
         # Sketches slow a step down, and the digest in the middle the step after it. So speeds leave these steps out.
         slowed = self._sketches or phases.steps == spec.middle
-        phase = phases.end_step(graphs, replays)
+        phase = phases.end_step(graphs, replayed)
         self.own_time.end_step(moment.own_seconds, timed=phase == "measure" and not slowed)
         if phase != "measure" or not spec.graphed:
             self._graphs.graphs += graphs

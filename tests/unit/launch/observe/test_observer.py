@@ -417,6 +417,19 @@ def test_a_compiled_program_shows_in_which_step_it_compiled(tmp_path: Path) -> N
     assert proof["graphs"]["recompilations"] == 0 and proof["graphs"]["compiled"] == 1
 
 
+@pytest.mark.parametrize(
+    ("gradients", "recompilations"), [("torch.no_grad()", 0), ("torch.inference_mode()", 0), ("torch.enable_grad()", 1)]
+)
+def test_what_is_compiled_for_an_evaluation_is_no_recompilation(
+    tmp_path: Path, gradients: str, recompilations: int
+) -> None:
+    evaluates = f"{SHOW}\n    if number == 8:\n        model.eval()\n        with {gradients}: run(batch[:4])\n        model.train()"
+    seen = observe(tmp_path, PROGRAM.replace(SHOW, evaluates), spec_of(graphed=True))
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    (proof,) = seen.events("proof")
+    assert proof["graphs"]["recompilations"] == recompilations and proof["graphs"]["compiled"] == 2
+
+
 @pytest.mark.parametrize("since", [0, 8])
 def test_an_eager_run_that_compiles_does_not_pass_as_eager(tmp_path: Path, since: int) -> None:
     program = PROGRAM.replace("run(batch)", f"(run if number >= {since} else model)(batch)")
@@ -695,6 +708,28 @@ def test_replays_of_every_step_are_the_proof(tmp_path: Path, eager_steps: tuple[
     assert (stats.graphs, stats.expected_replays, stats.launches_per_step) == (1, steps, 1)
     assert stats.replays == steps - (8 in eager_steps) and probe["probe"]["graph_launches"] == 1.0
     assert stats.proven == (8 not in eager_steps)
+
+
+@pytest.mark.parametrize(
+    ("graph", "proven"), [("torch.cuda.CUDAGraph()", True), ("graph", False)], ids=["of its own", "captured again"]
+)
+def test_a_graph_of_an_evaluation_leaves_the_proof_of_training_as_it_is(
+    tmp_path: Path, graph: str, proven: bool
+) -> None:
+    program = BY_HAND.replace("EAGER", "()").replace(
+        "    if number == 4:",
+        f"""    if number == 8:
+        evaluation = {graph}
+        evaluation.capture_begin()
+        evaluation.capture_end()
+    if number in (8, 10): evaluation.replay()
+    if number == 4:""",
+    )
+    seen = observe(tmp_path, program, spec_of(graphed=True, steps=STEPS - 3, device="cuda"))
+    (proof,) = seen.events("proof")
+    stats = GraphStats(**proof["graphs"])
+    assert (stats.proven, stats.recompilations) == (proven, 0 if proven else 1)
+    assert stats.launches_per_step == 1 and stats.expected_replays == STEPS - 3 - 5
 
 
 def test_graphs_made_before_the_first_step_count_as_captured_in_it(tmp_path: Path) -> None:

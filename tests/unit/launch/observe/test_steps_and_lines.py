@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launch.observe.steps.metric_log import Known, MetricLog, columns_in, columns_in_line
-from launch.observe.steps.phase_tracker import PhaseTracker
+from launch.observe.steps.phase_tracker import PhaseTracker, TrainingReplays, count_training_replays
 from launch.observe.steps.step_groups import StepGroups
 
 ROOT = Path(__file__).parents[4]
@@ -63,10 +64,39 @@ def test_the_last_optimizer_of_a_step_is_known_also_if_others_stop(optimizers: s
 )
 def test_phases_follow_from_what_was_captured_when(graphed: bool, captures: str, phases: str, recaptures: int) -> None:
     tracker = PhaseTracker(graphed, warmup_steps=3)
-    assert "".join(tracker.end_step(int(count), 1)[0] for count in captures) == phases
+    assert "".join(tracker.end_step(int(count), [1])[0] for count in captures) == phases
     assert tracker.recaptures == recaptures
     last = phases.rfind("c")
-    assert len(tracker.replays) == (len(phases) - last - 1 if last >= 0 else 0)
+    assert len(tracker.replayed) == (len(phases) - last - 1 if last >= 0 else 0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    {
+        "one graph": ("1 1 1 1", (4, 1, True)),
+        "graphs of several micro-batches": ("1122 1122 1122", (12, 4, True)),
+        "an evaluation by another graph": ("12 12 123333 12", (8, 2, True)),
+        "an evaluation by a graph that also trains": ("12 12 121111 12", (8, 2, True)),
+        "an evaluation at every other step": ("1 133 1 133", (4, 1, True)),
+        "an evaluation at every step": ("13 13 13", (6, 2, True)),
+        "a step without a replay": ("12 12 _ 12 12", (8, 2, False)),
+        "a step that replays less": ("1122 1122 12 1122", (14, 4, False)),
+        "captured again early": ("12 13 13 13 13", (9, 2, False)),
+        "captured again late": ("12 12 12 13 13", (8, 2, False)),
+        "half captured again and again": ("12 12 13 13 14 14 15 15", (8, 1, False)),
+        "all captured again and again": ("2 2 3 3 4 4", (0, 0, False)),
+        "nothing replayed": ("_ _ _", (0, 0, False)),
+    }.values(),
+)
+def test_replays_of_an_evaluation_neither_prove_nor_disprove_those_of_training(
+    steps: str, expected: tuple[int, int, bool]
+) -> None:
+    replayed = [Counter(int(graph) for graph in step if graph != "_") for step in steps.split()]
+    assert count_training_replays(replayed) == TrainingReplays(*expected)
+
+
+def test_without_steps_nothing_was_replayed() -> None:
+    assert count_training_replays([]) == TrainingReplays(0, 0, False)
 
 
 LINES: dict[str, dict[str, float]] = {
