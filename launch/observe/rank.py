@@ -60,7 +60,7 @@ class Rank:
         """Become a rank at the first step.
 
         Raises:
-            EnvironmentFault: the run needs a GPU, and the program's PyTorch has none.
+            EnvironmentFault: the program's PyTorch is too old, or the run needs a GPU and the program's PyTorch has none.
             ProgramError: the program has other ranks than the run.
         """
         if self.begun:
@@ -95,6 +95,8 @@ class Rank:
 
     def _refusal(self) -> EnvironmentFault | ProgramError | None:
         """Return why this program cannot be the run's."""
+        if not hasattr(torch.nn.utils, "get_total_norm"):
+            return EnvironmentFault(f"a program needs PyTorch 2.6 or later, and its Python has {torch.__version__}")
         if self._spec.placement.device == "cuda" and not (torch.cuda.is_initialized() or torch.cuda.is_available()):
             return EnvironmentFault(_no_gpu())
         known, ranks = self._spec.parallelism.world_size, _world_size()

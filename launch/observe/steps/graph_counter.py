@@ -45,9 +45,9 @@ class GraphCounter:
     def hook_compilations(self, callback: ModuleType) -> None:
         """Leave out what is compiled for an evaluation. ``callback`` is Dynamo's module of callbacks."""
         begun: list[int] = []
-        callback.on_compile_start(lambda _: begun.append(compiled_functions()))
+        callback.on_compile_start(lambda *_: begun.append(compiled_functions()))
 
-        def end(_: object) -> None:
+        def end(*_: object) -> None:
             compiled = compiled_functions() - begun.pop()
             if not torch.is_grad_enabled():
                 self._of_evaluations += compiled

@@ -24,6 +24,8 @@ SETTING_PREFIXES = (
 )  # fmt: skip
 """Variables of graphs and of folders for compiled code are left out, as TORCHDYNAMO_DISABLE and TORCHINDUCTOR_CACHE_DIR, which
 PyTorch sets itself when it compiles."""
+_SET_BY_PYTORCH = ("CUDA_MODULE_LOADING", "LAZY")
+"""What PyTorch before 2.11 sets when it first uses CUDA, as when it compiles on a host without a GPU. Unset means the same."""
 
 
 def describe(device: torch.device, data_digest: str, weights_digest: str | None) -> dict[str, Any]:
@@ -82,5 +84,5 @@ def _settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: redact(value)
         for name, value in sorted(environment.items())
-        if name.startswith(SETTING_PREFIXES) and not is_secret_name(name)
+        if name.startswith(SETTING_PREFIXES) and not is_secret_name(name) and (name, value) != _SET_BY_PYTORCH
     }

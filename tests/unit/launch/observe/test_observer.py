@@ -570,6 +570,7 @@ BAD = {
     "never captures": (PROGRAM, "CAPTURE_FAILED", "made no compiled function"),
     "compiles what Dynamo skips": (PROGRAM.replace("Linear(4, 2)", "LSTM(4, 2)").replace("run(batch)", "run(batch)[0]"), "CAPTURE_FAILED", "made no compiled function.*Dynamo does not support RNN, GRU, or LSTM"),
     "captures at every step": (ALWAYS, "CAPTURE_FAILED", "still compiled functions.*same shapes"),
+    "has an old PyTorch": (PROGRAM.replace("torch.manual", "del torch.nn.utils.get_total_norm\ntorch.manual", 1), "ENVIRONMENT", r"needs PyTorch 2\.6 or later, and its Python has 2\."),
     "prints no metrics": (PROGRAM.replace("print(", "str("), "CONFIG", "shows no loss"),
     "numbers micro-batches": (PROGRAM.replace("(STEPS", "(2 * STEPS").replace("    optimizer", "    if number % 2: optimizer"), "CONFIG", "losses of 2[34] steps in 12 steps"),
     "warms up by steps": (PROGRAM.replace("for number", "model(data[0]).sum().backward()\nfor _ in range(3): optimizer.step()\nfor number"), "CONFIG", "no loss of its first optimizer step, and took 15 of them instead of 12.*launch.observe.step"),
@@ -651,7 +652,7 @@ def test_the_environment_names_command_code_image_and_packages(tmp_path: Path, m
         "torch.set_float32_matmul_precision('high')",
         "torch.backends.cuda.enable_flash_sdp(False)",
         "torch.set_num_threads(3)",
-        "import os; os.environ['MALLOC_CONF'] = 'retain:true'",
+        "import os; os.environ['MALLOC_CONF'] = 'retain:true'; os.environ['CUDA_MODULE_LOADING'] = 'LAZY'",
         "optimizer =",
     )
     faster = PROGRAM.replace("optimizer =", "\n".join(sets), 1)
@@ -663,7 +664,7 @@ def test_the_environment_names_command_code_image_and_packages(tmp_path: Path, m
     assert first["digests"]["code"] != second["digests"]["code"]
     differing = {name for name, value in first["torch"].items() if second["torch"][name] != value}
     assert differing == {"float32_products", "attention", "threads"}
-    assert "MALLOC_CONF" in second["settings"].keys() - first["settings"].keys()
+    assert second["settings"].keys() - first["settings"].keys() == {"MALLOC_CONF"}
 
 
 BY_HAND = """
