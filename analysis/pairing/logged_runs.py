@@ -23,8 +23,6 @@ UNCHECKED = (
     "read from logs: replay is unproven, and nothing shows that the runs share workload, data, code and libraries"
 )
 
-COPIED = ", so it may be a copied log"
-
 
 def judge_logs(
     pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins
@@ -44,8 +42,12 @@ def judge_logs(
     captured = max(pair.first_compared for pair in pairs) - 1
     files = CurveFiles(eager, graphed, {}, metrics)
     judged = not_of_bits(judge_files(files, captured if captured >= 0 else None, margins))
-    copies = [f"{copy} has the same numbers as {original}{COPIED}" for copy, original in files.copies.items()]
-    verdict = replace(judged, reason="; ".join(filter(None, (judged.reason, *copies, UNCHECKED))))
+    copies = [
+        (f"{copy} has the same numbers as {original}, so it may be a copied log", copy in graphed and original in eager)
+        for copy, original in files.copies.items()
+    ]
+    reason = "; ".join(filter(None, (judged.reason, *(text for text, _ in copies), UNCHECKED)))
+    verdict = replace(judged, reason=reason, copied_logs=tuple(text for text, crosses in copies if crosses))
     return tuple(verdict for _ in pairs), verdict
 
 

@@ -59,7 +59,7 @@
      "provenance": {key: [[value, runs], ...]}, "recipe": YAML}
 
 VERDICT is {"verdict", "reason", "fix", "alternatives": [text], "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}, "noisy",
-"needed_run"} with the fields of analysis.verdict.verdict.Verdict. FLOOR is {"repeats", "loss", "grad_norm"}. THROTTLED is
+"needed_run", "copied_logs": [text]} with the fields of analysis.verdict.verdict.Verdict. FLOOR is {"repeats", "loss", "grad_norm"}. THROTTLED is
 {"most": {reason: [share, rank]}, "seen": [reason], "unknown": [text], "power_limits": [watts], "sm_mhz": null | [lowest,
 highest], "cap_depth", "slowed"}.
 """

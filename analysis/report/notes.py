@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from analysis.limits.speedup_bound import NEAR, QUICKER_IN_A_GRAPH, Bound
-from analysis.pairing.logged_runs import COPIED
 from analysis.report.headline import called
 from analysis.speed.confidence_interval import ALPHA
 from analysis.speed.speedup import Speed
@@ -237,13 +236,8 @@ def _repaired(ran: Sequence[CellResult], decision: str) -> str:
 
 def _may_be_copies(ran: Sequence[CellResult]) -> str:
     """Name the passing cells with a graphed log that may be a copy of an eager one."""
-    reasons = [(called(result), result.verdict.reason) for result in ran if result.verdict and result.passes]
-    copies = [
-        f"{name} ({part})"
-        for name, reason in reasons
-        for part in reason.split("; ")
-        if part.startswith("graphed ") and " as eager " in part and part.endswith(COPIED)
-    ]
+    verdicts = [(called(result), result.verdict) for result in ran if result.verdict and result.passes]
+    copies = [f"{name} ({copied})" for name, verdict in verdicts for copied in verdict.copied_logs]
     return _sentence("Perhaps a copied log instead of a graphed run", copies)
 
 

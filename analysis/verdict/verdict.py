@@ -40,6 +40,8 @@ class Verdict:
     """The id of the perturbed run that a more certain verdict needs; empty if it needs none."""
     alternatives: tuple[str, ...] = ()
     """Changes of which one is enough, the cheapest first."""
+    copied_logs: tuple[str, ...] = ()
+    """Graphed logs with the numbers of an eager one, in words. Each may be a copy instead of the log of a graphed run."""
 
     @property
     def passes(self) -> bool:

@@ -62,6 +62,12 @@ CASES = {
     "four digits": ([1, 2], [{"seed": 3, "digits": 3}], "INCONCLUSIVE", "in units of 0.001"),
     "equal numbers": ([1, 1], [{"seed": 1}], "EQUIVALENT", "all printed digits are equal.*so it may be a copied log"),
     "a copy": ([1, 2], [{"seed": 2}], "EQUIVALENT", "graphed repeat 0 has the same numbers as eager repeat 1"),
+    "a copy among eager logs": (
+        [1, 1, 2],
+        [{"seed": 3}],
+        "EQUIVALENT",
+        "eager repeat 1 has the same numbers as eager repeat 0",
+    ),
     "no norms": ([1, 2], [{"seed": 3}], "EQUIVALENT", ""),
 }
 
@@ -84,7 +90,7 @@ def test_verdicts_rest_on_digits_and_never_on_bits(tmp_path: Path, name: str) ->
         "Perhaps a copied log instead of a graphed run: `graphed` (graphed repeat 0 has the same numbers as eager "
         in summarise([found]).text
     )
-    assert copied is (name in ("equal numbers", "a copy"))
+    assert copied is bool(found.verdict.copied_logs) is (name in ("equal numbers", "a copy"))
 
 
 @pytest.mark.parametrize(("capture", "first"), [(None, 0), (0, 0), (1, 1), (7, 7)])
