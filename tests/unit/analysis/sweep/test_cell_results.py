@@ -212,6 +212,23 @@ def test_equal_curves_with_other_parameters_at_the_end_are_not_bitwise(
 
 
 @pytest.mark.parametrize("near", [0.0, 1e-5])
+@pytest.mark.parametrize("lost", ["first", "last"])
+@pytest.mark.parametrize("graphed", [True, False])
+def test_runs_of_which_one_has_no_digests_of_its_parameters_do_not_pass(
+    tmp_path: Path, graphed: bool, lost: str, near: float
+) -> None:
+    def edit(run: AttemptRecord) -> None:
+        run.metrics[60]["loss"] += near * run.spec.graphed
+        if run.spec.graphed == graphed:
+            run.events[1] = [event for event in run.events[1] if event.get("digest") != lost]
+
+    found = verdict_of(tmp_path, edit, ranks=2)
+    side = "eager" if graphed else "graphed"
+    assert found.verdict == "INCONCLUSIVE" and found.fix.startswith("run the pair again")
+    assert f"only the {side} run has digests of the parameters of rank 1" in found.reason
+
+
+@pytest.mark.parametrize("near", [0.0, 1e-5])
 def test_a_graphed_optimizer_that_never_steps_diverges_however_near_the_losses_are(tmp_path: Path, near: float) -> None:
     def edit(run: AttemptRecord) -> None:
         run.metrics[60]["loss"] += near * run.spec.graphed
