@@ -6,7 +6,7 @@ equal bit for bit. All repeats together decide the rest (analysis.pairing.judge_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -41,6 +41,7 @@ from analysis.verdict.completeness import Curves, check_agreement, eager_fault
 from analysis.verdict.judge_curves import first_compared, judge_exact
 from analysis.verdict.shown_losses import check_shown_losses
 from analysis.verdict.verdict import Verdict
+from launch.contract.outcomes import Outcome
 from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
 
@@ -50,6 +51,8 @@ IDENTITY = ("versions.", "packages.", "code.", "data_digest", "digests.")
 """The beginnings of what identifies code, libraries and data in environment.json."""
 _MACHINE = ("hardware.", "settings.")
 RESUME = "run `python -m orchestrator resume` on the sweep"
+SUSPECT_GRAPHS = "eager runs took all steps: suspect the graphs, not the arguments"
+WHY_SKIPPED = "read in its log which steps it skipped or why it ended, as after a NaN, and compare its losses with those of the eager run"
 RESUME_FAILED = "correct that failure, then run `python -m orchestrator resume` on the sweep with `--failed`"
 
 
@@ -138,6 +141,12 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
     )
 
 
+def only_graphs_end_early(graphed: Outcome, eager: Iterable[Run]) -> bool:
+    """Return whether a user's graphed program took fewer steps than all ``eager`` runs that ended."""
+    ended = [one.outcome for one in attempts_of(eager)]
+    return graphed.failure_class == "ENDED_EARLY" and bool(ended) and all(one.results_intact for one in ended)
+
+
 def _is_compiled(attempt: Attempt) -> bool:
     return any(stats.compiled for stats in attempt.proofs.values())
 
@@ -207,6 +216,9 @@ def _judge_pair(
     eager: Attempt, graphed: Attempt, replay: Replay, baseline: EagerBaseline, spec: RunSpec, margins: Margins
 ) -> Verdict | None:
     """Judge two attempts by their records and curves; return None if only all repeats together can decide."""
+    if only_graphs_end_early(graphed.outcome, baseline.runs):
+        early = _ended_early("graphed", graphed)
+        return replace(early, reason=f"{early.reason}, but {SUSPECT_GRAPHS}", fix=WHY_SKIPPED)
     if excluded := _exclude(eager, graphed, spec, margins):
         return excluded
     exact = _compare_curves(eager.steps, graphed.steps, spec)

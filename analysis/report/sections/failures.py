@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from analysis.pairing.pair import RESUME
+from analysis.pairing.pair import RESUME, SUSPECT_GRAPHS, WHY_SKIPPED, only_graphs_end_early
 from analysis.records.run import Run
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import escape
@@ -34,7 +34,19 @@ class _Failed(NamedTuple):
     def failure(self) -> tuple[object, ...]:
         """What attempts with the same failure share: their messages may differ in numbers, such as bytes and addresses."""
         outcome, message = self.outcome, re.sub(r"0x[0-9a-f]+|\d+", "0", self.outcome.message)
-        return *kind_of(outcome), outcome.matches(self.result.cell.expect), message, outcome.remedy
+        return (
+            *kind_of(outcome),
+            outcome.matches(self.result.cell.expect),
+            message,
+            outcome.remedy,
+            self.only_graphs_fail,
+        )
+
+    @property
+    def only_graphs_fail(self) -> bool:
+        """Whether it ended before its last step, and all eager runs of its workload took theirs."""
+        eager = (pair.eager for pair in self.result.pairs if pair.eager)
+        return self.result.cell.graphed and only_graphs_end_early(self.outcome, eager)
 
 
 def render(report: ReportData) -> list[str]:
@@ -62,6 +74,8 @@ def _failure(attempts: Sequence[_Failed], modes: Mapping[tuple[str, str], Failur
         message = message[:LONGEST_MESSAGE] + "... (all of it is in report.json)"
     fix, mode = f"Fix: {outcome.remedy}" if outcome.remedy else "", modes.get(kind_of(outcome))
     said = (message, fix, _beside_eager(mode) if mode else "")
+    if attempts[0].only_graphs_fail:
+        said = (message, f"But {SUSPECT_GRAPHS}", f"Fix: {WHY_SKIPPED}")
     return escape(
         f"- **{outcome.outcome}**{expected} in phase {outcome.phase}{failure_class}; {_where(attempts)}: "
         f"{'. '.join(text.rstrip('.') for text in said if text)}."

@@ -75,6 +75,36 @@ def test_a_speed_up_of_graphs_and_of_compiled_code_is_named_as_that_of_both(tmp_
     assert (said in report.summary) is not eager_too, report.summary
 
 
+@pytest.mark.parametrize(
+    ("early", "suspected"),
+    [
+        (lambda spec: spec.graphed, True),
+        (lambda spec: spec.graphed and spec.repeat == 1, True),
+        (lambda spec: spec.graphed or spec.repeat == 1, False),
+        (lambda spec: not spec.graphed, False),
+    ],
+    ids=["graphed runs", "a graphed run", "an eager run too", "eager runs"],
+)
+def test_a_program_that_ends_early_only_with_graphs_blames_the_graphs(
+    tmp_path: Path, early: Callable[[RunSpec], bool], suspected: bool
+) -> None:
+    """It may skip steps after a NaN, so that its arguments are not the cause."""
+    fix = "if it took all steps that it was asked for, pass it the number in the message"
+
+    def end(run: records.AttemptRecord) -> None:
+        if early(run.spec):
+            del run.metrics[100:]
+            failure: dict[str, Any] = {"outcome": "CONFIG", "failure_class": "ENDED_EARLY", "remedy": fix}
+            run.end(phase="measure", message="ProgramError: the program ended after 100 of 120 steps", **failure)
+
+    report = write_report(
+        records.write_sweep(tmp_path / "mine", impls=("transformer_engine",), device="cuda", edit=end)
+    )
+    said, text = "eager runs took all steps: suspect the graphs, not the arguments", report.markdown.read_text()
+    assert (said in report.summary) is (f"But {said}" in text) is suspected
+    assert (fix in text) is not suspected and ("compare its losses with those of the eager run" in text) is suspected
+
+
 @pytest.mark.parametrize(("computing_ms", "compiled", "named"), [(7.0, 0, True), (8.5, 0, False), (7.0, 1, False)])
 def test_kernels_that_take_less_time_are_no_gain_of_graphs(
     tmp_path: Path, computing_ms: float, compiled: int, named: bool
