@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from analysis.records.copies import name_copies
@@ -34,7 +34,7 @@ from analysis.records.run import Attempt, PartialAttempt, Run, digests_of
 from analysis.records.steps import Steps, no_steps, read_steps
 from launch.common.atomic_files import dumps, parse_record
 from launch.common.typed_json import from_json
-from launch.contract.bundle import latest_outcomes, read_intact_order, runs_not_needed
+from launch.contract.bundle import attempts_due, latest_outcomes, read_intact_order, runs_not_needed
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
 from launch.contract.plan import Cell, Plan, read_plan
@@ -98,14 +98,25 @@ def without_runs(plan: Plan, run_ids: Set[str]) -> Plan:
 def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
     """Load the records of the cells of ``plan``."""
     cells = {cell.cell_id: cell for cell in plan.cells if cell.state == "run"}
-    runs = {cell_id: _load_cell(sweep, cell) for cell_id, cell in cells.items()}
+    due = _attempts_due(sweep, plan, cells.values())
+    runs = {cell_id: _load_cell(sweep, cell, due) for cell_id, cell in cells.items()}
     skipped = {cell_id: _skipped(sweep, of_cell, plan) for cell_id, of_cell in runs.items()}
     wanted = {cell_id: _wanted(of_cell, skipped[cell_id].keys(), plan) for cell_id, of_cell in runs.items()}
     return Records(plan, name_edits(name_copies(wanted)), skipped)
 
 
-def _load_cell(sweep: SweepPaths, cell: Cell) -> tuple[Run, ...]:
-    runs = (load_run(sweep.run(run_id), run_id, repeat, cell.run_spec) for repeat, run_id in enumerate(cell.run_ids))
+def _attempts_due(sweep: SweepPaths, plan: Plan, cells: Iterable[Cell]) -> Callable[[str], int]:
+    """Return a function that reads the number of a run's attempt that is ordered and not cancelled; 0 without one."""
+    workloads = {cell.workload_id for cell in cells}
+    bundles = [bundle for bundle in plan.all_bundles if bundle.workload_id in workloads]
+    read = cache(lambda bundle_id: attempts_due(sweep.bundle(bundle_id)))
+    return lambda run_id: max((read(b.bundle_id).get(run_id, 0) for b in bundles if run_id in b.run_ids), default=0)
+
+
+def _load_cell(sweep: SweepPaths, cell: Cell, due: Callable[[str], int]) -> tuple[Run, ...]:
+    runs = (
+        load_run(sweep.run(run_id), run_id, repeat, cell.run_spec, due) for repeat, run_id in enumerate(cell.run_ids)
+    )
     return tuple(replace(run, perturbed=run.run_id not in cell.repeat_ids) for run in runs)
 
 
@@ -127,17 +138,18 @@ def _wanted(runs: Iterable[Run], skipped: Set[int], plan: Plan) -> tuple[Run, ..
     return tuple(run for run in runs if run.begun or not (run.repeat in skipped or run.run_id in plan.runs_if_needed))
 
 
-def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
+def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec, due: Callable[[str], int] = lambda _: 0) -> Run:
     """Load a run with the attempt that counts: the latest one that ended.
 
     An attempt that the scheduler or the user ended gives way to an earlier one that ended on its own, and to a later one that has
-    not ended. A NaN or a crash always counts. No attempt counts if a later outcome cannot be read.
+    not ended, or that is ``due``: ordered, but not begun. A NaN or a crash always counts. No attempt counts if a later outcome
+    cannot be read.
     """
     attempts = {attempt.number: attempt for attempt in paths.attempts()}
     ended, unreadable = _read_outcomes(run_id, attempts.values())
     damaged = tuple(unreadable.values())
     chosen = max(ended, key=lambda number: (ended[number].is_informative, number), default=0)
-    is_replaced = chosen != 0 and not ended[chosen].is_informative and max(attempts) > max(ended)
+    is_replaced = chosen != 0 and not ended[chosen].is_informative and max(*attempts, due(run_id)) > max(ended)
     if chosen == 0 or is_replaced or chosen < max(unreadable, default=0):
         return Run(run_id, repeat, len(attempts), None, damaged=damaged)
     whole = {

@@ -15,7 +15,7 @@ VerdictName = Literal[
     "BITWISE", "EQUIVALENT", "EQUIVALENT (step-checked)", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED"
 ]
 VERDICTS: tuple[VerdictName, ...] = get_args(VerdictName)
-"""From the best to the worst. A pair is UNFINISHED if one of its runs has no outcome yet."""
+"""From the best to the worst. A pair is UNFINISHED if one of its runs has no outcome yet, or is ordered again after `cancel`."""
 PASSES: tuple[VerdictName, ...] = ("BITWISE", "EQUIVALENT", STEP_CHECKED)
 
 DETERMINISTIC = "use deterministic mode (training.deterministic: true)"

@@ -13,6 +13,7 @@ from launch.common.file_lock import Owner
 from launch.common.grouped import grouped
 from launch.common.regular_file import read_regular
 from launch.common.typed_json import from_json, read_record
+from launch.contract.cancellation import read_cancellation
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Limits, Precedents
@@ -145,6 +146,14 @@ def runs_not_begun(bundle: BundlePaths, order: BundleOrder | None) -> frozenset[
     partners = {run_id: graphed for run_id, graphed in order.graphed_partners().items() if spared.issuperset(graphed)}
     outcomes = {run_id: outcome_of(run_id) for run_id in ordered & partners.keys()}
     return spared | {run_id for run_id, outcome in outcomes.items() if outcome and outcome.results_intact}
+
+
+def attempts_due(bundle: BundlePaths) -> Mapping[str, int]:
+    """Return the ordered attempt of each run, whether it has begun or not, without cancelled runs and those that nobody begins."""
+    order, cancelled = read_intact_order(bundle), read_cancellation(bundle)
+    spared = runs_not_begun(bundle, order)
+    due = {run_id: number for run_id, number in (order.schedule if order else ()) if run_id not in spared}
+    return {run_id: number for run_id, number in due.items() if not (cancelled and cancelled.covers(run_id))}
 
 
 def read_beginnings(bundle: BundlePaths) -> dict[tuple[str, int], Beginning]:

@@ -125,5 +125,5 @@ def _named(repeats: Sequence[int], perturbed: bool) -> str:
 def _reason(run: Run) -> str:
     if run.damaged:
         return "; ".join(run.damaged)
-    reason = "the last attempt was interrupted or still runs" if run.begun else "no attempt has begun"
+    reason = "the last attempt was interrupted, still runs or has not begun" if run.begun else "no attempt has begun"
     return f"{reason}. Fix: {RESUME}"

@@ -11,8 +11,12 @@ import pytest
 from analysis.report.summary import Summary, summarise
 from analysis.report.write_report import write_report
 from analysis.sweep.judge_sweep import judge_sweep
+from launch.common.atomic_files import write_json
+from launch.contract.bundle import BundleOrder, EarlyStop
 from launch.contract.outcomes import Outcome, OutcomeName
 from launch.contract.paths import SweepPaths
+from launch.contract.plan import Limits, read_plan
+from launch.contract.records.digest import digest_records
 from orchestrator.bisect.failure_status import classify_failure
 from tests.pairwise import covering
 from tests.records import AttemptRecord, Edit, write_attempt, write_sweep
@@ -189,6 +193,48 @@ def test_a_cancelled_attempt_gives_way_to_a_later_one_that_has_not_ended(
 
     (result,) = (one for one in judge_sweep(write_sweep(tmp_path, edit=edit)).results if one.cell.graphed)
     assert result.verdict is not None and result.verdict.verdict == verdict, result.verdict
+
+
+@pytest.mark.parametrize(
+    ("first", "attempt", "stopped", "word"),
+    [
+        ("CANCELLED", 2, "", "UNFINISHED"),
+        ("NODE_FAIL", 2, "", "UNFINISHED"),
+        ("CANCELLED", 2, "cancel of another run", "UNFINISHED"),
+        ("CANCELLED", 2, "cancel", "INCOMPARABLE"),
+        ("CANCELLED", 2, "early stop", "INCOMPARABLE"),
+        ("CANCELLED", 1, "", "INCOMPARABLE"),
+        ("NUMERIC", 2, "", "INCOMPARABLE"),
+    ],
+)
+def test_a_cancelled_attempt_gives_way_to_a_later_one_that_is_ordered(
+    tmp_path: Path, first: OutcomeName, attempt: int, stopped: str, word: str
+) -> None:
+    """After `resume`, the order on disk says that the run goes on, long before a supervisor begins its attempt."""
+
+    def edit(run: AttemptRecord) -> None:
+        if not run.spec.graphed and run.spec.repeat == 0:
+            run.metrics, run.environment = [], {}
+            run.outcome = Outcome(first, "init", "bundle000", 0.0, 1.0)
+
+    sweep = write_sweep(tmp_path, edit=edit)
+    plan = read_plan(sweep)
+    bundle, run_id = sweep.bundle(plan.bundles[0].bundle_id), plan.cells[0].run_ids[0]
+
+    def digest() -> str:
+        return digest_records(sweep, plan.cell_of_run())
+
+    digests = [digest()]
+    write_json(bundle.order, BundleOrder("bundle000", "", ((run_id, attempt),), Limits(), 1, ("cpu0",)))
+    digests.append(digest())
+    if stopped.startswith("cancel"):
+        write_json(bundle.cancel, ["another"] if "another" in stopped else [run_id])
+    elif stopped:
+        write_json(bundle.early_stop, EarlyStop(2, 6, (run_id,)))
+    (result,) = (one for one in judge_sweep(sweep).results if one.cell.graphed)
+    assert result.verdict is not None and result.verdict.verdict == word, result.verdict
+    assert len({*digests, digest()}) == 2 + bool(stopped), "the report is not fresh any more"
+    assert ("still runs or has not begun" in report_text(sweep)) is (word == "UNFINISHED")
 
 
 def test_a_cancelled_attempt_that_cannot_be_read_is_named(tmp_path: Path) -> None:
