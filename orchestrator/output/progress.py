@@ -59,6 +59,14 @@ def print_orders(
     sys.stdout.flush()
 
 
+def print_behind_jobs(runs: int, *, begin_later: bool) -> None:
+    """Print how many runs cannot begin, because the job of their bundle is alive, and whether this command begins them later."""
+    if begin_later:
+        print(f"{count('more run', runs)} to start once the job of the same bundle has ended", flush=True)
+    else:
+        print(f"{count('run', runs)} left out, since a job of the same bundle still runs or waits", flush=True)
+
+
 def warn_unshared_store(paths: SweepPaths) -> None:
     sys.stderr.write(
         f"{paths.root} is in a folder that is usually local to each host. No run starts unless the nodes of this cluster "

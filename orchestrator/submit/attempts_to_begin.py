@@ -28,19 +28,23 @@ _COMPLETED = Outcome("COMPLETED", "teardown", "", 0.0, 0.0)
 
 
 def attempts_to_begin(
-    plan: Plan, states: Mapping[str, RunState], target: Target, *policies: Policy
+    plan: Plan, states: Mapping[str, RunState], target: Target, *policies: Policy, asked: Set[str] = frozenset()
 ) -> tuple[BundleOrder, ...]:
-    """Return the attempts that one of ``policies`` starts now, by bundle. Leave out bundles whose job runs or waits.
+    """Return the attempts that one of ``policies`` starts now, by bundle, and those of the ``asked`` runs.
 
-    A living supervisor on a host takes over additional orders. A bundle that no verdict has needed yet has no states and is
-    left out.
+    Leave out bundles whose job runs or waits (:func:`runs_behind_jobs`). A living supervisor on a host takes over additional
+    orders. A bundle that no verdict has needed yet has no states and is left out.
 
     Raises:
         InputError: ``target`` cannot run one of them, because it has changed since the plan was made or is another target.
     """
     schedules = {}
     bundles = [bundle for bundle in plan.all_bundles if _is_free(bundle, states, target)]
-    wanted = {run_id for policy in policies for run_id in _runs_to_begin(plan, bundles, states, policy)}
+    of_bundles = {run_id for bundle in bundles for run_id in bundle.run_ids}
+    wanted = _runs_to_begin(plan, bundles, states, asked & of_bundles)
+    for policy in policies:
+        chosen = {run_id for run_id in of_bundles if _may_begin(states[run_id], policy)}
+        wanted |= _runs_to_begin(plan, bundles, states, chosen, unasked=policy == "infrastructure")
     for bundle in bundles:
         alive = {run_id for run_id in bundle.run_ids if states[run_id].alive}
         if chosen := wanted.intersection(bundle.run_ids) - alive:
@@ -51,11 +55,18 @@ def attempts_to_begin(
     return tuple(_order(bundle, schedule, attempts, target, plan) for bundle, schedule in schedules.items())
 
 
+def runs_behind_jobs(plan: Plan, states: Mapping[str, RunState], target: Target, policy: Policy) -> Mapping[str, int]:
+    """Return the runs, each with its next attempt, that ``policy`` begins only after the job of their bundle has ended."""
+    busy = [one for one in plan.all_bundles if states.keys() >= set(one.run_ids) and not _is_free(one, states, target)]
+    left = (states[run_id] for bundle in busy for run_id in bundle.run_ids)
+    return {state.run_id: state.next_attempt for state in left if not state.alive and _may_begin(state, policy)}
+
+
 def _runs_to_begin(
-    plan: Plan, bundles: Sequence[PlannedBundle], states: Mapping[str, RunState], policy: Policy
+    plan: Plan, bundles: Sequence[PlannedBundle], states: Mapping[str, RunState], first: Set[str], unasked: bool = False
 ) -> set[str]:
-    """Return the runs that ``policy`` begins, those that were skipped and may begin once these succeed, and their partners."""
-    chosen = {run_id for bundle in bundles for run_id in bundle.run_ids if _may_begin(states[run_id], policy)}
+    """Return the ``first`` runs, those that were skipped and may begin once these succeed, and their partners."""
+    chosen = {*first}
     # Verdicts that were settled by a failure are open once its run is tried again.
     failed = {run_id for run_id in chosen if states[run_id].failed}
     reopened = [bundle for bundle in bundles if not failed.isdisjoint(bundle.run_ids)]
@@ -65,7 +76,7 @@ def _runs_to_begin(
         chosen |= freed
     wanted = {run_id for bundle in bundles for run_id in _with_partners(bundle, plan.cell_of_run(), chosen)}
     wanted -= skipped - chosen
-    if policy == "infrastructure":
+    if unasked:
         # A run that failed by its own fault is not retried unasked, even with a partner: a success would hide the failure.
         wanted -= {r for r in wanted - chosen if states[r].ended_by_itself and not states[r].has_results}
     return wanted

@@ -1,5 +1,5 @@
-"""Submit while a command watches the sweep under Slurm: runs that wait for room in its queue, and retries of runs that an
-infrastructure failure ended."""
+"""Submit while a command watches the sweep under Slurm: runs that wait for room in its queue or for the end of a job, and retries
+of runs that an infrastructure failure ended."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ class InfrastructureRetry:
     def __call__(self, states: Mapping[str, RunState]) -> bool:
         jobs = len({state.job.job_id for state in states.values() if state.job is not None and state.has_job})
         room, self._jobs = bool(self._backlog) and jobs < self._jobs, jobs
-        others = bool(self._backlog) or any(state.alive for state in states.values())
+        asked = bool(self._backlog.asked(self._plan, states))
+        others = bool(self._backlog) or asked or any(state.alive for state in states.values())
         if room:
             self._room_wait.try_soon()
         elif others and time.monotonic() < self._not_before:
-            return bool(self._backlog)
+            return bool(self._backlog) or asked
         elif self._backlog and not self._room_wait.is_due() and self._backlog.orders():
             self._not_before = time.monotonic() + PAUSE_SECONDS
             return True
@@ -68,22 +69,28 @@ class InfrastructureRetry:
         except OrchestratorError as error:
             # The runs continue, so keep watching them. Wait for Slurm, but not for a request that it rejects.
             if isinstance(error, InputError):
-                self._backlog.replace(Submitted())
+                self._give_up()
             self._not_before = time.monotonic() + PAUSE_SECONDS
             if str(error) != self._last_error:
                 self._last_error = str(error)
                 sys.stderr.write(f"runs are not submitted yet: {error}\n")
-        return submitted or bool(self._backlog)
+        return submitted or bool(self._backlog) or bool(self._backlog.asked(self._plan, states))
+
+    def _give_up(self) -> None:
+        """Submit nothing of the backlog any more."""
+        self._backlog.replace(Submitted())
+        self._backlog.ask(self._plan, {})
 
     def _orders(self, states: Mapping[str, RunState]) -> list[BundleOrder]:
-        orders = attempts_to_begin(self._plan, states, self._cluster, "infrastructure")
+        asked = self._backlog.asked(self._plan, states)
+        orders = attempts_to_begin(self._plan, states, self._cluster, "infrastructure", asked=asked)
         return [order for order in orders if order.bundle_id not in self._backlog]
 
     def _submit(self) -> bool:
         with order_lock(self._sweep):
             # Another command may have been faster, cancelled the sweep, or planned it again.
             if not is_planned(self._sweep, self._plan):
-                self._backlog.replace(Submitted())
+                self._give_up()
                 return False
             jobs = poll_jobs(self._sweep, self._scheduler)
             print_withdrawn(withdraw_idle_jobs(self._sweep, jobs))

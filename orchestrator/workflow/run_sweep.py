@@ -23,6 +23,7 @@ from orchestrator.output.next_commands import (
     suggest_after,
 )
 from orchestrator.output.progress import (
+    print_behind_jobs,
     print_excluded_nodes,
     print_orders,
     print_withdrawn,
@@ -32,7 +33,7 @@ from orchestrator.output.progress import (
 from orchestrator.output.progress_view import open_view
 from orchestrator.output.report import print_delivered, print_report, print_tracking
 from orchestrator.output.states import print_needed_runs
-from orchestrator.submit.attempts_to_begin import Policy, attempts_to_begin
+from orchestrator.submit.attempts_to_begin import Policy, attempts_to_begin, runs_behind_jobs
 from orchestrator.submit.backlog import Backlog
 from orchestrator.submit.executor import Executor
 from orchestrator.submit.idle_jobs import withdraw_idle_jobs
@@ -116,7 +117,7 @@ def _run_started(command: _Command, start: Callable[[_Command], bool]) -> Mappin
     with order_lock(paths):
         active = start(command)
         to_submit = resume_command(paths, plan, failed=backlog.policy == "failed")
-        if backlog and not command.wait:
+        if backlog.waits and not command.wait:
             raise SystemFault(f"not every run has a job. When jobs have ended, this submits the rest:\n  {to_submit}")
         if active and executor == "local":
             start_queue(paths)
@@ -129,7 +130,7 @@ def _run_started(command: _Command, start: Callable[[_Command], bool]) -> Mappin
         if executor == "debug":
             print_next_commands(suggest_after(paths, plan, read_states(paths, plan)))
         else:
-            print_left_running(paths, plan, to_submit if backlog else "")
+            print_left_running(paths, plan, to_submit if backlog.waits else "")
         raise
     return _close_and_read(paths, plan, command.scheduler.look(open_submissions(paths)))
 
@@ -171,7 +172,17 @@ def _start_runs(command: _Command) -> bool:
     _delete_stale_orders(paths, plan, jobs)
     for folder in (paths.root.parent, paths.root) if orders else ():
         warn_shared_store(folder)
-    return _submit(command, orders, states)
+    active = _submit(command, orders, states)
+    _leave_to_jobs(command, runs_behind_jobs(plan, states, target, policy))
+    return active
+
+
+def _leave_to_jobs(command: _Command, attempts: Mapping[str, int]) -> None:
+    """Begin ``attempts``, by run, once the jobs of their bundles have ended. Tell how many there are."""
+    if attempts:
+        on_slurm = isinstance(command.target, Cluster)
+        command.backlog.ask(command.plan, attempts if on_slurm else {})
+        print_behind_jobs(len(attempts), begin_later=on_slurm and command.wait)
 
 
 def _submit(command: _Command, orders: Sequence[BundleOrder], states: Mapping[str, RunState]) -> bool:

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from launch.contract.exit_codes import ExitCode
 from tests.integration.host import program_recipe, wait_until
 from tests.slurm.site import Site
 from tests.slurm.test_submission import KILL
@@ -75,3 +76,44 @@ def test_a_failed_run_that_a_killed_command_ordered_again_begins_with_the_next_c
     done = site.run("sweep", path)
     assert list(site.states("mine").values()) == ["COMPLETED", "COMPLETED"], done.stdout + done.stderr
     assert list(site.attempts("mine").values()) == [[1, 2], [1]]
+
+
+FAILS_ONCE = PROGRAM.replace(
+    "options =",
+    """
+failed = pathlib.Path("failed")
+if not failed.exists():
+    failed.touch()
+    sys.exit("no license left")
+while pathlib.Path("held").exists():
+    time.sleep(0.1)
+options =""",
+).replace("import ", "import sys, time, ", 1)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_failed_run_of_a_job_that_goes_on_begins_once_after_it(site: Site, cancelled: bool) -> None:
+    """Two commands wait for the end of the job. One that does not wait says what to do, and `cancel` ends the wait."""
+    (site.folder / "train.py").write_text(FAILS_ONCE)
+    (held := site.folder / "held").touch()
+    path = site.write(program_recipe("mine", "{python} train.py --steps {steps}", {}) | {"repeats": 2})
+    assert site.run("sweep", path, "--no-wait").returncode == 0
+    wait_until(lambda: [*site.states("mine").values()] == ["FAILED", "RUNNING"], 120, "a failure", site.queue)
+
+    short = site.run("resume", "mine", "--failed", "--no-wait")
+    assert short.returncode == ExitCode.UNFINISHED, short.stdout + short.stderr
+    assert "1 run left out, since a job of the same bundle still runs or waits" in short.stdout
+    assert "this submits the rest:\n" in short.stderr and "resume mine --failed" in short.stderr
+    waiting = [site.start("resume", "mine", "--failed") for _ in "ab"]
+    for command in waiting:
+        assert command.stdout is not None
+        assert any("1 more run to start once the job of the same bundle has ended" in line for line in command.stdout)
+    if cancelled:
+        assert site.run("cancel", "mine").returncode == 0
+    else:
+        held.unlink()
+    ends = [command.communicate(timeout=240) for command in waiting]
+    ended = ["FAILED", "CANCELLED"] if cancelled else ["COMPLETED", "COMPLETED"]
+    assert [*site.states("mine").values()] == ended, ends
+    assert [*site.attempts("mine").values()] == ([[1], [1]] if cancelled else [[1, 2], [1]])
+    assert len(site.job_ids("mine")) == 2 - cancelled

@@ -21,7 +21,7 @@ from launch.contract.paths import IMAGE
 from launch.contract.plan import Plan
 from orchestrator.errors import InputError
 from orchestrator.slurm.job_listing import Job
-from orchestrator.submit.attempts_to_begin import MOST_ATTEMPTS, Policy, attempts_to_begin
+from orchestrator.submit.attempts_to_begin import MOST_ATTEMPTS, Policy, attempts_to_begin, runs_behind_jobs
 from orchestrator.sweeps.close_attempts import MOST_LAUNCHES
 from orchestrator.sweeps.run_state import RunState, StateName
 from orchestrator.targets.profile import Profile
@@ -136,6 +136,36 @@ def test_a_bundle_whose_job_lives_is_left_to_it(tmp_path: Path) -> None:
     assert attempts_to_begin(found, known, CLUSTER, "unfinished") == ()
     known[runs[1]] = dataclasses.replace(known[runs[1]], job=Job("7", "x", "RUNNING"))
     assert attempts_to_begin(found, known, CPU_HOST, "unfinished") == ()
+
+
+@pytest.mark.parametrize(
+    ("signs", "unfinished", "failed", "later"),
+    [
+        ("!r++", "", "x", "xx"),
+        ("+!q+", "", " x", "xx"),
+        ("+Csr", "", " x", "xxxx"),  # The skipped run may succeed then.
+        ("i!+r", "x", "xx", "xx"),
+        ("++qr", "", "", ""),
+        ("!!++", "", "", ""),  # Nothing runs, so they begin at once.
+    ],
+)
+def test_what_waits_for_the_end_of_a_job_is_ordered_after_it(
+    tmp_path: Path, signs: str, unfinished: str, failed: str, later: str
+) -> None:
+    found = plan(tmp_path, sweep={"grid": COMPILED})
+    (bundle,) = found.bundles
+    known = {run: state(run, sign) for run, sign in zip(bundle.run_ids, signs, strict=True)}
+    waiting: set[str] = set()
+    policies: tuple[Policy, ...] = ("unfinished", "failed")
+    for policy, expected in zip(policies, (unfinished, failed), strict=True):
+        waiting = {*runs_behind_jobs(found, known, CLUSTER, policy)}
+        assert waiting == {run for run, sign in zip(bundle.run_ids, expected, strict=False) if sign == "x"}, policy
+        if "r" in signs or "q" in signs:
+            assert attempts_to_begin(found, known, CLUSTER, policy, asked=waiting) == ()
+    ended = {run: known[run] if sign not in "rq" else state(run, "+") for run, sign in zip(known, signs, strict=True)}
+    made = attempts_to_begin(found, ended, CLUSTER, "infrastructure", asked=waiting)
+    wanted = [run for run, sign in zip(bundle.run_ids, later, strict=False) if sign == "x"]
+    assert [run for order in made for run, _ in order.schedule] == wanted
 
 
 UNASKED: list[tuple[str, str]] = [
