@@ -52,7 +52,8 @@ def suggest_after(
 
 def _is_resumed(state: RunState) -> bool:
     """Return whether `resume` begins the run again without --failed."""
-    return state.name in ("PLANNED", "INTERRUPTED", "CANCELLED") or (state.failed and not state.ended_by_itself)
+    again = state.failed and (state.abandoned or not state.ended_by_itself)
+    return state.name in ("PLANNED", "INTERRUPTED", "CANCELLED") or again
 
 
 def _needs_other_settings(state: RunState) -> bool:

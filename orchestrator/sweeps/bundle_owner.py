@@ -113,8 +113,9 @@ class BundleOwner:
         return self.lives and not self.cancelled(run_id) and self._is_due(run_id, started)
 
     def has_abandoned(self, run_id: str, started: int) -> bool:
-        """Return whether the job has ended without starting the attempt that was ordered after number ``started``."""
-        return not self.lives and self.on_slurm and self._is_due(run_id, started)
+        """Return whether the job, or this host's queue, has ended without starting the attempt ordered after number ``started``."""
+        on_host = self.order is not None and self.order.step is None
+        return not self.lives and (self.on_slurm or on_host) and self._is_due(run_id, started)
 
     def lacks_job(self, run_id: str, started: int) -> bool:
         """Return whether no job will start the attempt that was ordered on Slurm after number ``started``, and ``cancel`` does

@@ -42,7 +42,8 @@ class RunState:
     job: Job | None = None
     """The job of the bundle's latest submission to Slurm (BundleOwner.job)."""
     abandoned: bool = False
-    """Whether the job has ended without starting the ordered attempt. False if that was cancelled and the run has an outcome."""
+    """Whether the job, or this host's queue, has ended without starting the ordered attempt. False if that was cancelled and the
+    run has an outcome."""
     launches: int = 0
     """For an abandoned run: how often its bundle was submitted to Slurm without starting any attempt."""
     why_unbegun: str = ""

@@ -24,11 +24,13 @@ from launch.slurm.job_states import ENDED, RUNNING, WAITING
 from orchestrator.errors import SystemFault
 from orchestrator.slurm.job_listing import GONE, UNHEARD, Job
 from orchestrator.submit import idle_jobs
+from orchestrator.submit.attempts_to_begin import attempts_to_begin
 from orchestrator.submit.idle_jobs import has_idle_jobs, withdraw_idle_jobs
 from orchestrator.submit.local_queue import has_pending
 from orchestrator.sweeps.run_state import RunState, live_runs, open_submissions, read_state, read_states
 from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.submissions import Submission, read_submissions, write_submission
+from tests.planned import CPU_HOST
 from tests.records import unbegun, write_sweep
 
 
@@ -639,6 +641,21 @@ def test_an_order_to_try_a_failed_run_again_outlives_its_job_unless_somebody_can
     assert not any(state.abandoned for state in sweep.all(j12="CANCELLED"))
     write_json(sweep.bundle.cancel, [sweep.run_ids[1]])
     assert [state.abandoned for state in sweep.all(j12="NODE_FAIL")] == [True, False, False, False]
+
+
+def test_an_order_to_try_a_failed_run_again_outlives_the_queue_of_this_host(sweep: Sweep) -> None:
+    """Somebody has killed the queue, or the host has gone down."""
+    sweep.begin(0, outcome="COMPLETED")
+    sweep.begin(1, outcome="NUMERIC")
+    sweep.order((0, 2), (1, 2))
+    assert [state.abandoned for state in sweep.all()] == [True, True, False, False]
+    (again,) = attempts_to_begin(sweep.plan, read_states(sweep.paths, sweep.plan), CPU_HOST, "unfinished")
+    assert again.schedule == tuple(zip(sweep.run_ids, (2, 2, 1, 1), strict=True))
+    write_json(sweep.bundle.cancel, [sweep.run_ids[1]])
+    assert [state.abandoned for state in sweep.all()] == [True, False, False, False]
+    queue = taken(sweep.paths.queue_lock)
+    assert sweep.states() == ["QUEUED*", "NUMERIC", "PLANNED", "PLANNED"]
+    queue.release()
 
 
 def test_an_eager_run_is_not_made_again_for_graphed_runs_that_are_not_begun(sweep: Sweep) -> None:
