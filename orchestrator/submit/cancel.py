@@ -26,7 +26,7 @@ from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.find_run import find_by_run_id
 from orchestrator.sweeps.run_state import RunState, live_runs, read_states, runs_without_job
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
-from orchestrator.sweeps.store import order_lock, report_disk_errors
+from orchestrator.sweeps.store import order_lock, read_order, report_disk_errors
 from orchestrator.sweeps.submissions import read_submissions
 
 ASKED_SECONDS = 30.0
@@ -91,7 +91,15 @@ def cancel(
     except SystemFault as fault:
         raise SystemFault(f"the runs have ended, but not every outcome is written yet: {fault}") from fault
     asked = sorted(run_id for run_ids in going.values() for run_id in run_ids)
-    return [run_id for run_id in asked if run_id not in states or states[run_id].name == "CANCELLED"], states
+    withdrawn = {run_id for bundle, run_ids in going.items() for run_id in _unbegun(sweep.bundle(bundle)) & run_ids}
+    gone = {run_id for run_id in asked if run_id not in states or states[run_id].name == "CANCELLED"}
+    return [run_id for run_id in asked if run_id in gone | withdrawn], states
+
+
+def _unbegun(bundle: BundlePaths) -> set[str]:
+    """Return the runs of which the ordered attempt has not begun. A failed run that was ordered again keeps its outcome."""
+    order = read_order(bundle)
+    return {run for run, k in order.schedule if not bundle.sweep.run(run).attempt(k).root.exists()} if order else set()
 
 
 def _wait(cancelled: CancelledJobs, plan: Plan, tell: Callable[[str], None]) -> None:

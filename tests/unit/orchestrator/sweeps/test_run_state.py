@@ -25,6 +25,7 @@ from orchestrator.errors import SystemFault
 from orchestrator.slurm.job_listing import GONE, UNHEARD, Job
 from orchestrator.submit import idle_jobs
 from orchestrator.submit.attempts_to_begin import attempts_to_begin
+from orchestrator.submit.cancel import cancel
 from orchestrator.submit.idle_jobs import has_idle_jobs, withdraw_idle_jobs
 from orchestrator.submit.local_queue import has_pending
 from orchestrator.sweeps.run_state import RunState, live_runs, open_submissions, read_state, read_states
@@ -641,6 +642,18 @@ def test_an_order_to_try_a_failed_run_again_outlives_its_job_unless_somebody_can
     assert not any(state.abandoned for state in sweep.all(j12="CANCELLED"))
     write_json(sweep.bundle.cancel, [sweep.run_ids[1]])
     assert [state.abandoned for state in sweep.all(j12="NODE_FAIL")] == [True, False, False, False]
+
+
+def test_cancel_names_a_failed_run_whose_next_attempt_has_not_begun(sweep: Sweep) -> None:
+    sweep.begin(0, outcome="COMPLETED")
+    sweep.begin(1, outcome="NUMERIC")
+    sweep.order((0, 2), (1, 2))
+    queue = taken(sweep.paths.queue_lock)
+    cancelled, states = cancel(sweep.paths, sweep.plan, None, print)
+    assert cancelled == sorted(sweep.run_ids[:2])
+    assert [state.name for state in states.values()][:2] == ["COMPLETED", "NUMERIC"], "their results stay"
+    assert cancel(sweep.paths, sweep.plan, None, print)[0] == []
+    queue.release()
 
 
 def test_an_order_to_try_a_failed_run_again_outlives_the_queue_of_this_host(sweep: Sweep) -> None:
