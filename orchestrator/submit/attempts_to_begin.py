@@ -48,11 +48,15 @@ def attempts_to_begin(
     for bundle in bundles:
         alive = {run_id for run_id in bundle.run_ids if states[run_id].alive}
         if chosen := wanted.intersection(bundle.run_ids) - alive:
-            # The order replaces the one on disk, so it must repeat queued attempts.
-            chosen |= {run_id for run_id in alive if states[run_id].name == "QUEUED"}
-            schedules[bundle] = tuple((r, states[r].next_attempt) for r in bundle.run_ids if r in chosen)
+            # The order replaces the one on disk, so it must repeat what waits and what runs.
+            schedules[bundle] = tuple((r, _attempt(states[r])) for r in bundle.run_ids if r in chosen | alive)
     attempts = {run_id: number for schedule in schedules.values() for run_id, number in schedule}
     return tuple(_order(bundle, schedule, attempts, target, plan) for bundle, schedule in schedules.items())
+
+
+def _attempt(state: RunState) -> int:
+    """Return the number of the attempt that runs, or else of the next one."""
+    return state.next_attempt - (state.name == "RUNNING")
 
 
 def runs_behind_jobs(plan: Plan, states: Mapping[str, RunState], target: Target, policy: Policy) -> Mapping[str, int]:

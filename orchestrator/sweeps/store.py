@@ -225,7 +225,7 @@ def read_order(bundle: BundlePaths) -> BundleOrder | None:
 
 
 def write_orders(sweep: SweepPaths, orders: Sequence[BundleOrder]) -> None:
-    """Write the order of each bundle's supervisor, and lift what keeps the ordered runs from beginning: a cancellation, or an
+    """Write the order of each bundle's supervisor, and lift what keeps the ordered attempts from beginning: a cancellation, or an
     early stop.
 
     The caller must sync the file system, because a power failure may still undo the writes.
@@ -236,7 +236,9 @@ def write_orders(sweep: SweepPaths, orders: Sequence[BundleOrder]) -> None:
     with report_disk_errors(sweep):
         for order in orders:
             bundle = sweep.bundle(order.bundle_id)
-            kept = _cancelled_before(bundle) - dict(order.schedule).keys()
+            # An attempt that runs stays cancelled.
+            lifted = {run_id for run_id, k in order.schedule if not sweep.run(run_id).attempt(k).root.exists()}
+            kept = _cancelled_before(bundle) - lifted
             if not runs_not_needed(bundle).isdisjoint(run_id for run_id, _ in order.schedule):
                 bundle.early_stop.unlink()
             write_json(bundle.order, order, sync=False)

@@ -315,6 +315,18 @@ def test_an_order_lifts_the_cancellation_of_its_own_runs_alone(
     assert {run for run in "abcd" if left is not None and left.covers(run)} == still
 
 
+@pytest.mark.parametrize("everything", [False, True])
+def test_an_order_beside_an_attempt_that_runs_leaves_it_cancelled(sweep: SweepPaths, everything: bool) -> None:
+    """`resume` comes between `cancel` and the end of the attempt, and begins another run."""
+    bundle, both = sweep.bundle("b"), BundleOrder("b", "w", (("failed", 2), ("runs", 1)), Limits(), 0, ())
+    write_orders(sweep, [both])
+    sweep.run("runs").attempt(1).root.mkdir(parents=True)
+    write_json(bundle.cancel, None if everything else ["runs"])
+    write_orders(sweep, [both])
+    left = read_cancellation(bundle)
+    assert left is not None and left.covers("runs") and not left.covers("failed")
+
+
 def test_an_order_of_runs_that_were_not_needed_lifts_the_early_stop(sweep: SweepPaths) -> None:
     bundle = sweep.bundle("b")
     write_json(bundle.early_stop, EarlyStop(2, 6, ("c", "d")))
