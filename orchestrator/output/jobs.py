@@ -27,7 +27,7 @@ def describe_job(state: RunState) -> str:
     if state.name in ("QUEUED", "RUNNING"):
         suspended = f" ({job.state})" if job.state != "RUNNING" else ""
         return f"job {job.job_id}{f' on {job.nodes}' if job.nodes else ''}{suspended}"
-    if state.abandoned and state.name == "CANCELLED":
+    if state.abandoned and state.name == "CANCELLED" and not state.finished:
         # The job may have skipped the run and ended as COMPLETED.
         return "cancelled before it began"
     if state.abandoned:

@@ -90,6 +90,10 @@ def _row(state: RunState, cell: Cell) -> tuple[str, ...]:
 
 
 def _note(state: RunState) -> str:
+    if state.abandoned and state.outcome is not None:
+        # The state is that of the attempt before.
+        again = f"attempt {state.next_attempt} is ordered and has not begun; before it"
+        return ": ".join(filter(None, [again, _note(replace(state, abandoned=False))]))
     if state.outcome is not None and state.outcome.message:
         # The class of an exception that no row of the table knows is its type, with which its message begins.
         kind, message = state.outcome.failure_class, state.outcome.message

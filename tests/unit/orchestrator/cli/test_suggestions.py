@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from launch.common.atomic_files import write_json
+from launch.contract.bundle import BundleOrder
 from launch.contract.outcomes import Outcome
+from launch.contract.plan import Limits, read_plan
 from orchestrator.cli.main import main
 from orchestrator.errors import InputError
 from orchestrator.recipe.recipe import load
@@ -115,6 +118,25 @@ def test_a_note_on_a_run_has_a_head(
     assert main(["status", "mine"]) == 0
     heads, row, *_ = capsys.readouterr().out.splitlines()
     assert heads.index("note") == row.index(note) and row.count(kind) == 1
+
+
+def test_a_note_on_a_run_says_that_nobody_begins_what_was_ordered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After `cancel` and `resume`, the host has gone down."""
+
+    def cancelled(run: AttemptRecord) -> None:
+        run.outcome = Outcome("CANCELLED", "measure", "a", 1.0, 2.0, None, "CANCELLED", "cancelled while it ran")
+
+    monkeypatch.chdir(tmp_path)
+    sweep = write_sweep(tmp_path / "sweeps" / "mine", steps=2, edit=cancelled)
+    (bundle,) = read_plan(sweep).bundles
+    schedule = tuple((run_id, 2) for run_id in bundle.run_ids[:1])
+    write_json(sweep.bundle(bundle.bundle_id).order, BundleOrder("bundle000", "", schedule, Limits(), 1, ("cpu0",)))
+    assert main(["status", "mine"]) == 0
+    _, first, second, *_ = capsys.readouterr().out.splitlines()
+    said = "CANCELLED: cancelled while it ran"
+    assert first.endswith(f"  attempt 2 is ordered and has not begun; before it: {said}") and "ordered" not in second
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.contract.outcomes import Outcome
 from orchestrator.output.jobs import blocked_jobs, describe_job, doubtful_jobs, slurm_faults
 from orchestrator.slurm.job_listing import Job
 from orchestrator.slurm.pending_reasons import PENDING_REASONS, blocking_reason
@@ -17,6 +18,7 @@ from orchestrator.sweeps.submissions import Submission
 from orchestrator.workflow.watch_slurm import PendingTimeout
 
 NOW = 1_760_000_000.0
+CANCELLED = Outcome("CANCELLED", "measure", "a", 1.0, 2.0)
 
 HOPELESS = {
     "JobHeldUser": "its user holds it", "JobHeldAdmin": "an administrator holds it",
@@ -100,6 +102,10 @@ def test_obstacles_are_said_once_an_array_with_the_command_to_type() -> None:
     (state("PLANNED", job(state="FAILED"), abandoned=True, launches=1), "job 12 ended as FAILED before this run began"),
     (state("PLANNED", job(state="FAILED"), abandoned=True, launches=2), "began (2 jobs in a row did)"),
     (state("CANCELLED", job(state="COMPLETED"), abandoned=True, launches=1), "cancelled before it began"),
+    (
+        state("CANCELLED", job(state="NODE_FAIL"), abandoned=True, launches=1, outcome=CANCELLED),
+        "job 12 ended as NODE_FAIL before this run began",
+    ),
     (state("COMPLETED", job(state="FAILED")), ""),
     (state("QUEUED", None), ""),
 ])  # fmt: skip
