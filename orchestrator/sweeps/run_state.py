@@ -161,7 +161,9 @@ def _state(
     state = _state_of_attempt(owner, run, number, expect, precedents)
     if owner.job is not None:
         state = replace(state, job=owner.job)
-    if not owner.has_abandoned(run_id, number) or (state.finished and owner.cancelled(run_id)):
+    # On a host, nobody asks for another attempt of a run with results but for another run's sake: spare a file for each bundle.
+    is_settled = state.has_results and not state.failed and not owner.on_slurm
+    if is_settled or not owner.has_abandoned(run_id, number) or (state.finished and owner.cancelled(run_id)):
         return state
     return replace(state, abandoned=True, launches=owner.launches)
 
