@@ -76,10 +76,13 @@ def cancel(
         # A command that follows the sweep may be waiting to submit more of it.
         left = {bundle.root.name: set(run_ids) for bundle, run_ids in runs_without_job(sweep, jobs)}
         going = {bundle: run_ids & chosen if chosen else run_ids for bundle, run_ids in (alive | left).items()}
+        planned = {bundle.bundle_id: set(bundle.run_ids) for bundle in plan.all_bundles}
         with report_disk_errors(sweep):
             for bundle, run_ids in going.items():
-                if run_ids:
-                    _write_cancellation(sweep.bundle(bundle), run_ids if chosen else None)
+                # A command may be waiting for the job, to begin a chosen run that has ended.
+                ending = run_ids | (planned.get(bundle, set()) & chosen) if chosen else run_ids
+                if ending:
+                    _write_cancellation(sweep.bundle(bundle), ending if chosen else None)
         cancelled = CancelledJobs(
             sweep, scheduler, chosen, frozenset(b for b, run_ids in alive.items() if going[b] == run_ids)
         )

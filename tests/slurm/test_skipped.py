@@ -91,8 +91,8 @@ options =""",
 ).replace("import ", "import sys, time, ", 1)
 
 
-@pytest.mark.parametrize("cancelled", [False, True])
-def test_a_failed_run_of_a_job_that_goes_on_begins_once_after_it(site: Site, cancelled: bool) -> None:
+@pytest.mark.parametrize("cancelled", ["", "all", "the failed run"])
+def test_a_failed_run_of_a_job_that_goes_on_begins_once_after_it(site: Site, cancelled: str) -> None:
     """Two commands wait for the end of the job. One that does not wait says what to do, and `cancel` ends the wait."""
     (site.folder / "train.py").write_text(FAILS_ONCE)
     (held := site.folder / "held").touch()
@@ -108,12 +108,13 @@ def test_a_failed_run_of_a_job_that_goes_on_begins_once_after_it(site: Site, can
     for command in waiting:
         assert command.stdout is not None
         assert any("1 more run to start once the job of the same bundle has ended" in line for line in command.stdout)
+    failed, _ = site.states("mine")
     if cancelled:
-        assert site.run("cancel", "mine").returncode == 0
-    else:
+        assert site.run("cancel", "mine", *[failed] * (cancelled != "all")).returncode == 0
+    if cancelled != "all":
         held.unlink()
     ends = [command.communicate(timeout=240) for command in waiting]
-    ended = ["FAILED", "CANCELLED"] if cancelled else ["COMPLETED", "COMPLETED"]
+    ended = ["FAILED" if cancelled else "COMPLETED", "CANCELLED" if cancelled == "all" else "COMPLETED"]
     assert [*site.states("mine").values()] == ended, ends
     assert [*site.attempts("mine").values()] == ([[1], [1]] if cancelled else [[1, 2], [1]])
-    assert len(site.job_ids("mine")) == 2 - cancelled
+    assert len(site.job_ids("mine")) == (1 if cancelled else 2)
