@@ -197,8 +197,8 @@ class StepLines:
             )
         if ended < wanted:
             return (
-                f"the program ended after {ended} of {wanted} optimizer steps: pass it their number, as in --iters {{steps}}, or read "
-                "in its log why it ended; steps that it skips, as loss scaling does, do not count"
+                f"the program ended after {ended} of {wanted} optimizer steps: read in its log why it ended, or pass it their "
+                "number, as in --iters {steps}; steps that it skips, as after a NaN or by loss scaling, do not count"
             )
         for metric in METRICS:
             if self.log.source(metric) is None:
