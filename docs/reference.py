@@ -175,7 +175,7 @@ RECORDS: Mapping[str, tuple[type, ...]] = {
     "outcome.json": (outcomes.Outcome,),
     "metrics.jsonl": (step_metrics.StepMetrics,),
     "events/rank<r>.jsonl": (
-        memory.Memory, clocks.Clocks, graph_stats.GraphStats, probe.Probe, gpu_rates.GpuRates,
+        memory.Memory, clocks.Clocks, graph_stats.GraphStats, probe.Probe, probe.Launches, gpu_rates.GpuRates,
         step_check.StepCheck, step_check.TensorDifference, step_check.RoutingDifference, step_check.LayerResult,
         inspection.Inspection, inspection.Finding, kernels.Kernels, kernels.KernelTime,
     ),

@@ -36,7 +36,7 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import identity_of
 from launch.contract.records.kernels import Kernels, KernelTime
 from launch.contract.records.memory import Memory
-from launch.contract.records.probe import Probe, Probed
+from launch.contract.records.probe import Launches, Probe, Probed
 from launch.contract.records.step_check import StepCheck
 from launch.contract.records.step_metrics import StepMetrics, step_from_json
 from launch.contract.spec import CudaGraph, Device, GraphImpl, Parallelism, Placement, RunSpec, Training, spec_to_json
@@ -53,6 +53,7 @@ SPEEDUP = 1.25
 RATES = GpuRates("fp32", flops=5e13, bandwidth=4e12)
 EAGER_PROBE = Probe(graph_launches=0.0, kernels=1200.0, busy_ms=16.0, computing_ms=15.5, host_ms=19.0)
 """The probe of an eager step of about 20 ms, on CUDA."""
+EAGER_LAUNCHES, GRAPHED_LAUNCHES = Launches(0.0, 1200.0, 0.0), Launches(1100.0, 100.0, 0.0)
 KERNELS = Kernels((0.0, 400.0, 500.0, 200.0, 60.0, 30.0, 10.0, 0.0), 7.5, (KernelTime("gemm<a|b>", 96.0, 4.25),))
 GRAPHED_PROBE = Probe(graph_launches=8.0, kernels=1200.0, busy_ms=16.5, computing_ms=15.5, host_ms=2.0)
 UNTHROTTLED = Clocks(
@@ -363,7 +364,8 @@ def _events(spec: RunSpec) -> list[dict[str, Any]]:
     if spec.graphed:
         writer.write("proof", "probe", steps, graphs=dataclasses.asdict(_stats(spec, steps - warmup - 1)))
     if spec.placement.device == "cuda":
-        found = Probed(GRAPHED_PROBE if spec.graphed else EAGER_PROBE, KERNELS)
+        graphed = Probed(GRAPHED_PROBE, KERNELS, GRAPHED_LAUNCHES)
+        found = graphed if spec.graphed else Probed(EAGER_PROBE, KERNELS, EAGER_LAUNCHES)
         writer.write("probe", "probe", steps, **dataclasses.asdict(found))
         writer.write("rates", "probe", steps, rates=dataclasses.asdict(RATES))
     return writer.events

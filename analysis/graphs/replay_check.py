@@ -12,7 +12,7 @@ from analysis.records.run import Attempt
 from launch.common.text import count
 from launch.contract.graph_impls import MOE_SCOPES
 from launch.contract.records.graph_stats import GraphStats
-from launch.contract.records.probe import Probe
+from launch.contract.records.probe import Launches, Probe
 from launch.contract.spec import RunSpec
 
 OF_DENSE_LAYERS = {"mlp"}
@@ -40,6 +40,8 @@ class Replay:
     """Graph launches per step that the probe saw on the rank of ``stats`` if replay is proven, else None. None on a CPU."""
     compiled_only: bool = False
     """Whether the run is a user's program on a CPU, which is compiled and has nothing to replay."""
+    launches: Launches | None = None
+    """How the host launched the kernels of a traced step, on the rank of ``stats``; None if this is not recorded."""
 
     @property
     def fix(self) -> str:
@@ -59,8 +61,16 @@ class Replay:
         said = f"proven: {count('graph', self.stats.graphs)}, {calls} replays, {launches} per step seen"
         if self.bare_ranks:
             others = f"the other {self.bare_ranks} hold" if self.bare_ranks > 1 else "the other holds"
-            return f"{said} on {self.ranks - self.bare_ranks} of {self.ranks} ranks; {others} no layer of the scope"
-        return f"{said} on each of {self.ranks} ranks" if self.ranks > 1 else said
+            said = f"{said} on {self.ranks - self.bare_ranks} of {self.ranks} ranks; {others} no layer of the scope"
+        elif self.ranks > 1:
+            said = f"{said} on each of {self.ranks} ranks"
+        return f"{said}; {describe_launches(self.launches)}" if self.launches else said
+
+
+def describe_launches(launches: Launches) -> str:
+    """Say how many of a step's kernels graphs launch, such as "graphs launch 3 of 412 kernels of a step"."""
+    unknown = f", and the launches of {round(launches.unknown)} were not traced" if round(launches.unknown) else ""
+    return f"graphs launch {round(launches.by_graphs)} of {round(launches.kernels)} kernels of a step{unknown}"
 
 
 def check_replay(attempt: Attempt, spec: RunSpec) -> Replay:
@@ -77,12 +87,17 @@ def check_replay(attempt: Attempt, spec: RunSpec) -> Replay:
             return Replay(False, f"rank {rank} ended without a proof of replay", captured, ranks)
         reason = "" if rank in bare else _doubt(stats, spec, steps, compiled_only=compiled_only)
         if not reason and spec.placement.device == "cuda":
-            reason = NOT_PROBED if spec.profile == "nsys" else _unseen(stats, attempt.probes.get(rank))
+            reason = (
+                NOT_PROBED
+                if spec.profile == "nsys"
+                else _unseen(stats, attempt.probes.get(rank)) or _mostly_eager(attempt.launches.get(rank), spec)
+            )
         if reason:
             return Replay(False, f"rank {rank}: {reason}" if ranks > 1 else reason, stats, ranks)
     shown = next(rank for rank in range(ranks) if rank not in bare)
     seen = attempt.probes[shown].graph_launches if spec.placement.device == "cuda" else None
-    return Replay(True, "", attempt.proofs[shown], ranks, len(bare), seen, compiled_only)
+    launches = attempt.launches.get(shown)
+    return Replay(True, "", attempt.proofs[shown], ranks, len(bare), seen, compiled_only, launches)
 
 
 def _capture_step(attempt: Attempt) -> int:
@@ -124,6 +139,17 @@ def _unseen(stats: GraphStats, probe: Probe | None) -> str:
     if not seen >= expected:
         return f"the probe saw {seen:g} graph launches a step, but {expected} were expected"
     return ""
+
+
+def _mostly_eager(launches: Launches | None, spec: RunSpec) -> str:
+    """Return why ``launches`` contradict a user's program that should capture the whole step, or an empty text.
+
+    Its count of replays does not show that it captured only a trivial part. Our engines capture what they say.
+    """
+    whole = spec.engine == "command" and spec.cuda_graph.impl == "full_iteration"
+    if not (whole and launches and launches.mostly_one_by_one):
+        return ""
+    return f"{describe_launches(launches)}, so most of the step is not captured (full_iteration)"
 
 
 def _bare_ranks(attempt: Attempt, spec: RunSpec) -> Collection[int]:

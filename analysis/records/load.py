@@ -45,7 +45,7 @@ from launch.contract.records.identity import without_identity
 from launch.contract.records.imported_module import ImportedModule
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.kernels import Kernels
-from launch.contract.records.probe import Probe
+from launch.contract.records.probe import Launches, Probe
 from launch.contract.records.state_changes import StateChanges
 from launch.contract.records.step_check import StepCheck
 from launch.contract.skipped_runs import why_skipped
@@ -216,6 +216,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         probes=last_of_kind(events, "probe", _read(Probe, "probe"), problems),
         # Damaged kernels and rates are left out, because no verdict uses them.
         kernels=last_of_kind(events, "probe", _read(Kernels, "kernels"), []),
+        launches=last_of_kind(events, "probe", _launches, problems),
         rates=last_of_kind(events, "rates", _read(GpuRates, "rates"), []),
         parameters=parameter_digests(events),
         other_state=last_of_kind(events, "other_state", _read(StateChanges, "changes"), problems),
@@ -268,6 +269,11 @@ def _check_spec(run: RunPaths, run_id: str, planned: RunSpec, problems: list[str
 
 def _read(kind: type[Found], key: str) -> Callable[[Mapping[str, Any]], Found]:
     return lambda event: from_json(kind, event[key])
+
+
+def _launches(event: Mapping[str, Any]) -> Launches | None:
+    # Older records have none.
+    return from_json(Launches, event["launches"]) if "launches" in event else None
 
 
 def _graph_stats(event: Mapping[str, Any]) -> GraphStats:

@@ -17,7 +17,7 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.imported_module import ImportedModule
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.kernels import Kernels
-from launch.contract.records.probe import Probe
+from launch.contract.records.probe import Launches, Probe
 from launch.contract.records.state_changes import StateChanges
 from launch.contract.records.step_check import StepCheck
 
@@ -71,6 +71,8 @@ class Attempt(EndedAttempt):
     probes: Mapping[int, Probe]
     kernels: Mapping[int, Kernels]
     """The kernels of traced steps; ranks without any are left out."""
+    launches: Mapping[int, Launches]
+    """How they were launched; ranks without this record are left out."""
     rates: Mapping[int, GpuRates]
     """What each rank's GPU reached; ranks that did not measure it are left out."""
     inspections: Mapping[int, Inspection]

@@ -30,7 +30,8 @@
                           "eager_tokens_per_second", "graphed_tokens_per_second", "eager_tflops", "graphed_tflops"};
                   the verdict is null for a cell that does not pass. The bounds are null for one pair, for a step that
                   cannot have been so short, and where throttling leaves none. outliers_kept says why outliers count,
-         "replay": null | {"proven", "reason", "ranks", "stats": GraphStats, and on a GPU "bare_ranks", "launches_seen"},
+         "replay": null | {"proven", "reason", "ranks", "stats": GraphStats, and on a GPU "bare_ranks", "launches_seen",
+                    "launches": null | {"by_graphs", "one_by_one", "unknown"}},
          "step_checks": null | {"steps": [step], "runs", "tensors", "unequal", "most": null | number, "moved_tokens",
                                 "seconds", "fault", "left_out", "undecided"} with the fields of analysis.pairing.step_checks.StepChecks,
          and for a graphed cell on a GPU
@@ -242,7 +243,7 @@ def _replay(replay: Replay | None, on_gpu: bool) -> Any:
         return to_json(replay)
     # A CPU launches no CUDA graphs.
     stats = _without(to_json(replay.stats), "launches_per_step")
-    return {**_without(to_json(replay), "bare_ranks", "launches_seen"), "stats": stats}
+    return {**_without(to_json(replay), "bare_ranks", "launches_seen", "launches"), "stats": stats}
 
 
 def _speedup_bound(bound: SpeedupBound) -> dict[str, Any]:

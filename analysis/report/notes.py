@@ -9,6 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from analysis.graphs.replay_check import describe_launches
 from analysis.limits.speedup_bound import NEAR, QUICKER_IN_A_GRAPH, Bound
 from analysis.report.headline import called
 from analysis.speed.confidence_interval import ALPHA
@@ -53,6 +54,7 @@ def make_notes(results: Sequence[CellResult], decision: str, margins: Margins) -
         return
     yield from _loosened(margins)
     yield _graph_words(ran)
+    yield _few_from_graphs(ran)
     yield _compiled_alone(ran)
     yield _other_kernels(ran)
     yield _eager_waits(ran)
@@ -164,6 +166,18 @@ def _graph_words(ran: Sequence[CellResult]) -> str:
 def _sentence(lead: str, names: Sequence[str], rest: str = "") -> str:
     """Return "LEAD: A1; A2. REST", or "" if there are no names."""
     return f"{lead}: {first_names(names, MAXIMUM_NAMES)}.{rest}" if names else ""
+
+
+def _few_from_graphs(ran: Sequence[CellResult]) -> str:
+    """Name the cells of a user's program whose own graphs launch less than half of a step's kernels. Nobody said how many they should."""
+    replays = [(result, result.graphs.replay) for result in ran if result.spec.cuda_graph.impl == "command"]
+    names = [
+        f"{called(result)} ({describe_launches(replay.launches)})"
+        for result, replay in replays
+        if replay and replay.launches and replay.launches.mostly_one_by_one
+    ]
+    why = " The host launches the others one by one, as in eager runs, so the cell says little about graphs of the whole step."
+    return _sentence("**Few kernels in graphs**", names, why)
 
 
 def _compiled_alone(ran: Sequence[CellResult]) -> str:

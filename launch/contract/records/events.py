@@ -8,7 +8,7 @@ before the first step after the capture, and after the last step), "other_state"
 parameters that no optimizer steps, that a user's program has changed after its second step from the capture on, and what it
 has not changed since the middle of the run), "gradients" (StepSketch), "announced" (a user's program announces its first
 step: the rank's sketches and digests before it do not count, because their steps were counted otherwise), "step_check"
-(StepCheck), "probe" (Probe and Kernels, as probe and kernels), "inspection" (Inspection), "rates" (GpuRates), "note" (message) and
+(StepCheck), "probe" (Probe, Kernels and Launches, as probe, kernels and launches), "inspection" (Inspection), "rates" (GpuRates), "note" (message) and
 "exception" (type, message, traceback).
 """
 

@@ -34,8 +34,26 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Launches:
+    """How the host launched the kernels of a traced step. Means per step. ``unknown`` are kernels whose launch was not traced."""
+
+    by_graphs: Amount
+    one_by_one: Amount
+    unknown: Amount
+
+    @property
+    def kernels(self) -> float:
+        return self.by_graphs + self.one_by_one + self.unknown
+
+    @property
+    def mostly_one_by_one(self) -> bool:
+        return self.one_by_one > self.kernels / 2
+
+
+@dataclass(frozen=True)
 class Probed:
     """What a probe found."""
 
     probe: Probe
     kernels: Kernels
+    launches: Launches

@@ -27,7 +27,7 @@ from launch.train.inspection.source_line import NOWHERE, current_program_line
 from launch.train.inspection.step_operators import StepOperators, findings_of
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.kernel_times import kernels_of
-from launch.train.telemetry.profiler import StepsTrace, calls_of, host_syncs, is_kernel, summarise
+from launch.train.telemetry.profiler import StepsTrace, calls_of, host_syncs, is_kernel, launch_calls, summarise
 
 _GRID = re.compile(r'"grid": *\[([^\]]*)\]')
 """The numbers of blocks of a kernel, in the profiler's metadata."""
@@ -133,18 +133,12 @@ def launched_by_step(events: Sequence[Any], ends: Sequence[int]) -> list[list[La
 
     Return an empty list if the steps are unknown: a kernel's launch was not traced, or a step has none, as if clocks differed.
     """
-    kernels = [event for event in events if is_kernel(event)]
-    own = set(map(id, kernels))
-    calls = {
-        event.correlation_id(): event.start_ns()
-        for event in events
-        if id(event) not in own and "Launch" in event.name()
-    }
+    kernels, calls = [event for event in events if is_kernel(event)], launch_calls(events)
     steps: list[list[Launch]] = [[] for _ in ends]
     if any(event.correlation_id() not in calls for event in kernels):
         return []
-    for event in sorted(kernels, key=lambda event: calls[event.correlation_id()]):
-        step = bisect_left(ends, calls[event.correlation_id()])
+    for event in sorted(kernels, key=lambda event: calls[event.correlation_id()][0]):
+        step = bisect_left(ends, calls[event.correlation_id()][0])
         if step < len(steps):
             steps[step].append(Launch(event.name(), _grid(event)))
     return steps if all(steps) else []

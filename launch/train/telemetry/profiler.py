@@ -16,7 +16,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from launch.common.merged_duration import merged_duration
-from launch.contract.records.probe import HOST_STEPS, WAITS, Probe, Probed
+from launch.contract.records.probe import HOST_STEPS, WAITS, Launches, Probe, Probed
 from launch.train.telemetry.kernel_times import kernels_of
 
 COMMUNICATION = "nccl"
@@ -73,6 +73,20 @@ def calls_of(events: Iterable[Any]) -> list[tuple[int, str]]:
     return [(event.start_ns(), event.name()) for event in events if event.device_type() != DeviceType.CUDA]
 
 
+def launch_calls(events: Iterable[Any]) -> dict[int, tuple[int, str]]:
+    """Return the (start in nanoseconds, name) of each call that launches kernels, by the id that its kernels share."""
+    calls = (event for event in events if event.device_type() != DeviceType.CUDA and "Launch" in event.name())
+    return {event.correlation_id(): (event.start_ns(), event.name()) for event in calls}
+
+
+def launches_of(events: Sequence[Any], steps: int) -> Launches:
+    """Return how the host launched the kernels of ``steps`` traced steps."""
+    calls = launch_calls(events)
+    callers = [calls.get(event.correlation_id(), (0, ""))[1] for event in events if is_kernel(event)]
+    by_graphs, unknown = sum("GraphLaunch" in name for name in callers), callers.count("")
+    return Launches(by_graphs / steps, (len(callers) - by_graphs - unknown) / steps, unknown / steps)
+
+
 def host_syncs(calls: Iterable[tuple[int, str]]) -> int:
     """Count the waiting calls between the first and the last launch. Calls outside are the profiler's own."""
     names = [name for _, name in sorted(calls)]
@@ -113,4 +127,4 @@ def summarise(events: Sequence[Any], steps: int, host_ms: float | None) -> Probe
         host_ms=host_ms,
         waits=host_syncs(calls_of(events)) / steps,
     )
-    return Probed(found, kernels_of(kernels, steps))
+    return Probed(found, kernels_of(kernels, steps), launches_of(events, steps))

@@ -20,17 +20,18 @@ from analysis.sweep.judge_cells import compare_cells
 from analysis.verdict.verdict import Verdict
 from launch.contract.paths import SweepPaths
 from launch.contract.records.graph_stats import GraphStats
-from launch.contract.records.probe import Probe
-from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
+from launch.contract.records.probe import Launches, Probe
+from launch.contract.spec import CudaGraph, EngineName, GraphImpl, Model, Parallelism, Placement, RunSpec, Training
+from tests import records
 from tests.records import GRAPHED_PROBE, AttemptRecord, Edit, attempt_record, unchanged, write_attempt, write_sweep
 
 
-def graphed_result(root: Path, edit: Edit, **options: Any) -> CellResult:
+def graphed_result(root: Path, edit: Edit, impl: GraphImpl = "torch", **options: Any) -> CellResult:
     def of_graphed(run: AttemptRecord) -> None:
         if run.spec.graphed:
             edit(run)
 
-    results = compare_cells(load(write_sweep(root, device="cuda", impls=("torch",), edit=of_graphed, **options)))
+    results = compare_cells(load(write_sweep(root, device="cuda", impls=(impl,), edit=of_graphed, **options)))
     return results[1]
 
 
@@ -65,7 +66,8 @@ def test_launches_that_the_probe_saw_on_every_rank_are_proof(tmp_path: Path) -> 
         assert result.verdict is not None and result.verdict.verdict == "BITWISE"
         assert result.graphs.replay is not None
         assert result.graphs.replay.summary == (
-            f"proven: 4 graphs, 464 of 464 replays, 8 graph launches per step seen{where}"
+            f"proven: 4 graphs, 464 of 464 replays, 8 graph launches per step seen{where}; graphs launch 1100 of 1200 kernels of a "
+            "step"
         )
 
 
@@ -111,6 +113,43 @@ def test_one_rank_without_launches_or_probe_is_enough(tmp_path: Path) -> None:
 
 def test_more_launches_than_expected_are_no_fault(tmp_path: Path) -> None:
     assert verdict_of(tmp_path, change_probe(0, graph_launches=12.0)).passes
+
+
+def test_launches_that_were_not_traced_are_named() -> None:
+    stats = GraphStats("torch", graphs=1, replays=28, expected_replays=28, launches_per_step=1)
+    said = Replay(True, "", stats, 1, launches_seen=1.0, launches=Launches(0.0, 12.0, 400.0)).summary
+    assert said.endswith("; graphs launch 0 of 412 kernels of a step, and the launches of 400 were not traced")
+
+
+FEW = Launches(by_graphs=3.0, one_by_one=409.0, unknown=0.0)
+
+
+def launched(launches: Launches | None) -> Edit:
+    """Record how kernels were launched, or nothing, as older releases do."""
+
+    def change(run: AttemptRecord) -> None:
+        for event in run.events[0]:
+            if event["kind"] == "probe":
+                del event["launches"]
+                event |= {"launches": dataclasses.asdict(launches)} if launches else {}
+
+    return change
+
+
+@pytest.mark.parametrize("engine", ["command", "torch_native"])
+@pytest.mark.parametrize("impl", ["full_iteration", "transformer_engine"])
+@pytest.mark.parametrize("launches", [FEW, Launches(300.0, 112.0, 0.0), Launches(3.0, 200.0, 209.0), None])
+def test_a_program_that_says_full_iteration_launches_most_kernels_from_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launches: Launches | None, impl: GraphImpl, engine: EngineName
+) -> None:
+    of_engine = records.workload_spec
+    monkeypatch.setattr(records, "workload_spec", lambda *each: dataclasses.replace(of_engine(*each), engine=engine))
+    found = verdict_of(tmp_path, launched(launches), impl=impl)
+    if (launches, impl, engine) == (FEW, "full_iteration", "command"):
+        said = "graphs launch 3 of 412 kernels of a step, so most of the step is not captured (full_iteration)"
+        assert found.verdict == "INCOMPARABLE" and said in found.reason, found
+    else:
+        assert found.passes, found
 
 
 @pytest.mark.parametrize("value", [None, "many", "NaN", -1.0, True, [8]])
@@ -171,7 +210,8 @@ def test_stages_without_a_layer_of_the_scope_capture_nothing(tmp_path: Path) -> 
         proof = proof_of(tmp_path / scope[0], pipeline_spec(scope), bare)
         assert proof.proven, proof.summary
         assert proof.stats.graphs == 4
-        assert proof.summary.endswith("on 4 of 8 ranks; the other 4 hold no layer of the scope")
+        said = "on 4 of 8 ranks; the other 4 hold no layer of the scope; graphs launch 1100 of 1200 kernels of a step"
+        assert proof.summary.endswith(said)
 
 
 @pytest.mark.parametrize(

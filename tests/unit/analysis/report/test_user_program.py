@@ -15,7 +15,7 @@ from analysis.sweep.judge_sweep import judge_sweep
 from launch.common.atomic_files import write_json
 from launch.contract.plan import Margins, read_plan
 from launch.contract.records.graph_stats import GraphStats
-from launch.contract.spec import Command, RunSpec
+from launch.contract.spec import Command, GraphImpl, RunSpec
 from tests import records
 
 
@@ -148,6 +148,22 @@ def test_waits_of_eager_runs_alone_are_no_gain_of_graphs(
     )
     assert ("**More waits for the GPU in eager runs**" in report.summary) is bool(named), report.summary
     assert f"A1 ({named} in graphed runs)." in report.summary or not named
+
+
+@pytest.mark.parametrize(
+    ("impl", "by_graphs", "named"), [("command", 3, True), ("command", 300, False), ("transformer_engine", 3, False)]
+)
+def test_few_kernels_in_graphs_of_which_nobody_said_what_they_capture_are_named(
+    tmp_path: Path, impl: GraphImpl, by_graphs: int, named: bool
+) -> None:
+    def probe(run: records.AttemptRecord) -> None:
+        for event in run.events[0]:
+            if event["kind"] == "probe":
+                event["launches"] = {"by_graphs": by_graphs, "one_by_one": 412 - by_graphs, "unknown": 0}
+
+    report = write_report(records.write_sweep(tmp_path / "mine", impls=(impl,), device="cuda", edit=probe))
+    assert ("**Few kernels in graphs**: A1 (graphs launch 3 of 412 kernels of a step)." in report.summary) is named
+    assert f"graphs launch {by_graphs} of 412 kernels of a step" in (tmp_path / "mine/report/report.md").read_text()
 
 
 @pytest.mark.parametrize("allowed", [(), ("settings.NCCL",), ("settings.NCCL_ALGO",), ("settings", "packages")])

@@ -50,7 +50,7 @@ from types import SimpleNamespace
 import launch.train.telemetry.event_log as event_log
 import launch.train.telemetry.memory as memory
 from launch.contract.records.memory import Memory
-from launch.contract.records.probe import Probe, Probed
+from launch.contract.records.probe import Launches, Probe, Probed
 from launch.train.telemetry.kernel_times import kernels_of
 from launch.observe import rank
 from launch.observe.steps import training_steps
@@ -79,7 +79,7 @@ class Clocks:
     def end_phase(self): return None
 
 class Trace:
-    def end(self, steps): return Probed(Probe(1.0, 10.0, 1.0, 1.0, None), kernels_of([], steps))
+    def end(self, steps): return Probed(Probe(1.0, 10.0, 1.0, 1.0, None), kernels_of([], steps), Launches(9.0, 1.0, 0.0))
 
 torch.cuda.graphs.CUDAGraph = torch.cuda.CUDAGraph = Graph
 torch.cuda.Event, torch.cuda.current_device = Event, lambda: 0
