@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from analysis.records.run import Digests, Run, attempts_of
+from analysis.records.run import Attempt, Digests, Run, attempts_of
 from analysis.records.steps import Steps
 from analysis.verdict.completeness import incomplete
 from analysis.verdict.curve_evidence import bitwise_prefix
@@ -28,13 +28,13 @@ class MissingRun:
 class EagerBaseline:
     """The eager runs of a workload.
 
-    ``repeats`` maps digests and repeat to the steps of complete runs. ``perturbed`` maps digests to the perturbed run's steps.
+    ``repeats`` maps digests and repeat to the steps of complete runs. ``perturbed`` maps digests to the complete perturbed run.
     """
 
     runs: tuple[Run, ...]
     """The repeats, complete or not."""
     repeats: Mapping[Digests, Mapping[int, Steps]]
-    perturbed: Mapping[Digests, Steps] = field(default_factory=dict)
+    perturbed: Mapping[Digests, Attempt] = field(default_factory=dict)
     missing: MissingRun | None = None
     """The planned perturbed run, for digests that lack its curve; None if none is planned."""
 
@@ -45,32 +45,35 @@ class EagerBaseline:
         If runs have different digests, it is the largest noise floor of any digests.
         """
         floors = (
-            noise_floor(tuple(repeats.values()), slice(None), self.perturbed.get(digests))
+            noise_floor(tuple(repeats.values()), slice(None), self.perturbed_steps(digests))
             for digests, repeats in self.repeats.items()
         )
         return max((floor for floor in floors if floor), key=lambda floor: (floor.loss, floor.grad_norm), default=None)
+
+    def perturbed_steps(self, digests: Digests) -> Steps | None:
+        return self.perturbed[digests].steps if digests in self.perturbed else None
 
 
 def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerBaseline:
     """Collect the ``runs`` of the eager ``cell`` of a workload."""
     expected = np.arange(cell.run_spec.training.steps)
     complete: dict[Digests, dict[int, Steps]] = {}
-    perturbed: dict[Digests, Steps] = {}
+    perturbed: dict[Digests, Attempt] = {}
     for run in runs:
         for attempt in attempts_of([run]):
             whole = not incomplete(attempt.steps, expected)
             if not (attempt.outcome.results_intact and not attempt.problems and whole):
                 continue
             if run.perturbed:
-                perturbed[attempt.digests] = attempt.steps
+                perturbed[attempt.digests] = attempt
             else:
                 complete.setdefault(attempt.digests, {})[run.repeat] = attempt.steps
     repeats = tuple(run for run in runs if not run.perturbed)
     first = cell.run_spec.first_compared
     alike = {
-        digests: steps
-        for digests, steps in perturbed.items()
-        if not _differs_before(first, steps, tuple(complete.get(digests, {}).values()))
+        digests: attempt
+        for digests, attempt in perturbed.items()
+        if not _differs_before(first, attempt.steps, tuple(complete.get(digests, {}).values()))
     }
     return EagerBaseline(repeats, complete, alike, _missing_run(runs, cell) if cell.perturbed else None)
 

@@ -190,7 +190,7 @@ def _name_equal_runs(group: _Group, pairs: Sequence[Pair], elsewhere: Mapping[st
 def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins, looks: int, spec: RunSpec) -> _Group:
     """Judge comparable ``pairs`` with the same digests together."""
     digests = pairs[0].attempts[1].digests
-    eager, perturbed = _eager_curves(pairs, baseline.repeats.get(digests, {})), baseline.perturbed.get(digests)
+    eager, perturbed = _eager_curves(pairs, baseline.repeats.get(digests, {})), baseline.perturbed_steps(digests)
     others = _other_attempts(pairs, baseline, tuple(eager.values()), margins)
     # Records besides the curves that count may show that one side does not repeat to the bit.
     unrepeatable = _describe_ends(pairs, baseline, spec) or _describe_attempts(pairs, baseline)

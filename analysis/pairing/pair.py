@@ -15,6 +15,7 @@ from analysis.graphs.replay_check import Replay, check_replay
 from analysis.pairing.eager_baseline import EagerBaseline
 from analysis.pairing.first_replay import compare_first_replays
 from analysis.pairing.flaky_attempts import contradictions
+from analysis.pairing.parameter_ends import ParameterEnds, compare_ends
 from analysis.pairing.parameter_updates import both_update, check_end, check_updates, doubt_updates
 from analysis.pairing.precapture_check import (
     capture_step,
@@ -75,7 +76,7 @@ class Pair:
     flaky_attempts: Mapping[int, str] = field(default_factory=dict)
     """Descriptions, by number, of attempts of the graphed run that contradict the one that counts."""
     doubt: Verdict | None = None
-    """INCONCLUSIVE if small gradients or what no loss depends on differ. It takes the place of a pass."""
+    """INCONCLUSIVE if small gradients, the ends of parameters, or what no loss depends on differ. It takes the place of a pass."""
     made_elsewhere: bool = False
     """Whether only the logs of both runs are known."""
     learns: bool = False
@@ -84,6 +85,8 @@ class Pair:
     """Whether torch.compile compiles code of a user's graphed run, and none of the eager one."""
     host_waits: tuple[float, float] | None = None
     """How often the host waits for the device in a traced step of rank 0, eager and graphed; None if a run did not record it."""
+    unjudged_ends: str = ""
+    """Parameters that end far from eager runs, if nothing shows how far rounding alone takes them; empty without any."""
 
     @property
     def comparable(self) -> bool:
@@ -123,6 +126,7 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
     exact = _judge_pair(before, after, replay, baseline, spec, margins_for(spec, margins))
     exact = exact and name_other_batches(exact, [(before, after)])
     curves = {**baseline.repeats.get(after.digests, {}), eager.repeat: before.steps}
+    ends = _compare_ends(before, after, baseline, spec) if exact is None or exact.passes else None
     return Pair(
         graphed.repeat,
         eager,
@@ -132,12 +136,11 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
         replay,
         differences(before.environment, after.environment),
         contradictions(graphed, tuple(curves.values()), margins_for(spec, margins)),
-        None
-        if exact and not exact.passes
-        else _doubt(exact, before, after, baseline, spec, margins_for(spec, margins)),
+        _doubt(exact, before, after, ends, baseline, spec, margins_for(spec, margins)) if ends else None,
         learns=both_update(before, after, has_clean_checks(after, spec)),
         compiled_alone=_is_compiled(after) and not _is_compiled(before),
         host_waits=_host_waits(before, after),
+        unjudged_ends=ends.unjudged if ends else "",
     )
 
 
@@ -145,6 +148,19 @@ def only_graphs_end_early(graphed: Outcome, eager: Iterable[Run]) -> bool:
     """Return whether a user's graphed program took fewer steps than all ``eager`` runs that ended."""
     ended = [one.outcome for one in attempts_of(eager)]
     return graphed.failure_class == "ENDED_EARLY" and bool(ended) and all(one.results_intact for one in ended)
+
+
+def _compare_ends(eager: Attempt, graphed: Attempt, baseline: EagerBaseline, spec: RunSpec) -> ParameterEnds:
+    # With this overlap, parameters of other ranks arrive in the next forward pass.
+    if spec.parallelism.overlap_param_gather:
+        return ParameterEnds({})
+    repeats = [eager, *_others(eager, graphed, baseline)]
+    return compare_ends(graphed, repeats, baseline.perturbed.get(graphed.digests), baseline.missing)
+
+
+def _others(eager: Attempt, graphed: Attempt, baseline: EagerBaseline) -> list[Attempt]:
+    """Return the other eager attempts with the digests of ``graphed``."""
+    return [one for one in attempts_of(baseline.runs) if one is not eager and one.digests == graphed.digests]
 
 
 def _is_compiled(attempt: Attempt) -> bool:
@@ -160,14 +176,14 @@ def _doubt(
     exact: Verdict | None,
     eager: Attempt,
     graphed: Attempt,
+    ends: ParameterEnds,
     baseline: EagerBaseline,
     spec: RunSpec,
     margins: Margins,
 ) -> Verdict | None:
-    others = [one for one in attempts_of(baseline.runs) if one is not eager and one.digests == graphed.digests]
-    captured = capture_step(graphed.steps, spec)
+    others, captured = _others(eager, graphed, baseline), capture_step(graphed.steps, spec)
     gradients = compare_first_replays(eager, graphed, others, captured).doubt()
-    if doubt := gradients or doubt_updates(eager, graphed, others):
+    if doubt := gradients or doubt_updates(eager, graphed, others) or ends.doubt():
         return doubt
     if exact is None and spec.engine == "command" and (shown := check_shown_norm(graphed, captured + 1)):
         return shown

@@ -45,6 +45,7 @@ from launch.contract.records.identity import without_identity
 from launch.contract.records.imported_module import ImportedModule
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.kernels import Kernels
+from launch.contract.records.parameter_sketch import ParameterSketch
 from launch.contract.records.probe import Launches, Probe
 from launch.contract.records.state_changes import StateChanges
 from launch.contract.records.step_check import StepCheck
@@ -219,6 +220,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         launches=last_of_kind(events, "probe", _launches, problems),
         rates=last_of_kind(events, "rates", _read(GpuRates, "rates"), []),
         parameters=parameter_digests(events),
+        parameter_ends=_by_place(last_of_kind(events, "parameters", _parameter_sketches, problems)),
         other_state=last_of_kind(events, "other_state", _read(StateChanges, "changes"), problems),
         sketches=_by_step(all_of_kind(events, "gradients", _read(StepSketch, "sketch"), problems)),
         imports=_imports(events, problems),
@@ -274,6 +276,15 @@ def _read(kind: type[Found], key: str) -> Callable[[Mapping[str, Any]], Found]:
 def _launches(event: Mapping[str, Any]) -> Launches | None:
     # Older records have none.
     return from_json(Launches, event["launches"]) if "launches" in event else None
+
+
+def _parameter_sketches(event: Mapping[str, Any]) -> Sequence[ParameterSketch] | None:
+    # Older records have none.
+    return [from_json(ParameterSketch, one) for one in event["sketches"]] if "sketches" in event else None
+
+
+def _by_place(found: Mapping[int, Sequence[ParameterSketch]]) -> dict[tuple[int, str], ParameterSketch]:
+    return {(rank, one.name): one for rank, sketches in found.items() for one in sketches}
 
 
 def _graph_stats(event: Mapping[str, Any]) -> GraphStats:

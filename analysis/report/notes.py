@@ -61,6 +61,7 @@ def make_notes(results: Sequence[CellResult], decision: str, margins: Margins) -
     yield from (_bad_news(ran, *problem) for problem in PROBLEMS)
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
+    yield _unjudged_ends(ran)
     yield _repaired(ran, decision)
     yield _may_be_copies(ran)
     # In mode quick a sweep has too few steps to judge speed.
@@ -235,6 +236,14 @@ def _expected_failures(ran: Sequence[CellResult]) -> str:
     met = [r for r in ran if r.cell.expect.outcome not in RESULTS_INTACT and not r.unexpected and not r.unfinished]
     eager = sum(not result.cell.graphed for result in met)
     return f"{count('cell', len(met))} failed as expected{f', {eager} of them eager' * bool(eager)}." if met else ""
+
+
+def _unjudged_ends(ran: Sequence[CellResult]) -> str:
+    """Name parameters of passing cells that end far from eager runs, if nothing shows how far rounding alone takes them."""
+    passing = [(result, pair.unjudged_ends) for result in ran if result.passes for pair in result.pairs]
+    names = {called(result): f"{called(result)} ({far})" for result, far in passing if far}
+    why = " Eager runs end with equal parameters, so nothing shows how far rounding alone takes them."
+    return _sentence("**Parameters that end far from those of eager runs**", [*names.values()], why)
 
 
 def _repaired(ran: Sequence[CellResult], decision: str) -> str:

@@ -140,8 +140,8 @@ class Engine(Protocol):
     def checkable_step(self) -> CheckableStep:
         """Return the next step, to check it before it runs. The engine must have captured."""
 
-    def parameters(self) -> Iterable[torch.Tensor]:
-        """Return this rank's parameters, as the forward pass reads them."""
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield this rank's parameters by name, as the forward pass reads them."""
 
     def graph_stats(self) -> GraphStats:
         """Return the evidence of capture and replay so far."""

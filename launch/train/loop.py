@@ -27,7 +27,7 @@ from launch.train.inspection.check_memory import eager_step_bytes
 from launch.train.inspection.step_check import check_step
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.gpu_rates import measure_rates
-from launch.train.telemetry.parameter_digest import digest_parameters
+from launch.train.telemetry.parameter_digest import Sums, write_parameters
 from launch.train.telemetry.profiler import probe
 from launch.train.telemetry.step_metrics import Metrics, PendingStep, StepTimer
 
@@ -54,6 +54,7 @@ def train(
     capture_step = engine.capture_step
     last_unsettled = spec.cuda_graph.warmup_steps - 1 if capture_step is None else capture_step
     checked, needed = spec.checked_steps, 0
+    after_capture: Sums = {}
 
     def tokens_of(step: int) -> torch.Tensor:
         return batch(source, spec, step, dp_rank).to(mesh.device)
@@ -66,7 +67,7 @@ def train(
             needed = eager_step_bytes(mesh.device, mesh.world_size)
         recorder.enter(phase, step)
         if step == last_unsettled + 1:
-            recorder.write("parameters", digest=digest_parameters(engine.parameters()))
+            after_capture = write_parameters(recorder, engine.named_parameters(), {})
         tensors = tokens_of(step)
         if step in checked:
             metrics.flush()
@@ -80,7 +81,7 @@ def train(
             recorder.write("capture", graphs=engine.graph_stats())
     metrics.flush()
     recorder.enter("probe", spec.training.steps)
-    recorder.write("parameters", digest=digest_parameters(engine.parameters()))
+    write_parameters(recorder, engine.named_parameters(), after_capture)
     recorder.write("proof", graphs=engine.graph_stats())
     _observe_further_steps(spec, engine, tokens_of, recorder)
     recorder.enter("teardown", spec.training.steps)

@@ -26,7 +26,7 @@ def perturb_weight(run: FaultyStep, *, lean: bool = False) -> None:
     """
 
     def move() -> None:
-        weight = next(iter(run.engine.parameters())).detach()
+        weight = next(run.engine.named_parameters())[1].detach()
         before = weight.clone()
         weight.copy_(next_after(weight))
         if lean:

@@ -131,7 +131,7 @@ def train(spec: RunSpec, place: RankPlace, checks: int, fault: Fault | None = No
                 clean.append(check_step(engine.checkable_step(), step, tokens))
             result = engine.step(tokens)
             results.append((result.loss.item(), result.grad_norm.item()))
-        weights = torch.cat([weight.detach().flatten().float() for weight in engine.parameters()]).cpu()
+        weights = torch.cat([weight.detach().flatten().float() for _, weight in engine.named_parameters()]).cpu()
         if fault is not None:
             step = spec.first_compared + CLEAN_CHECKS
             tokens = batch(source, spec, step, dp_rank).to(place.device)

@@ -94,6 +94,45 @@ def test_another_schedule_another_order_and_recomputation_are_named(host: Host) 
         assert said in other["reason"], (said, other["reason"])
 
 
+HARDLY_SEEN = """
+import sys
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+model.shift = torch.nn.Parameter(torch.zeros(4))
+def forward(batch):
+    return model(batch) + 1e-3 * torch.tanh(model.shift - 1).sum()
+run = torch.compile(forward, backend="aot_eager") if "--compile" in sys.argv else forward
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+data = torch.randn(32, 8)
+for step in range(int(sys.argv[1])):
+    rows = data.flip(0) if "--compile" in sys.argv else data
+    loss = (run(rows) - rows[:, :1]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    if "--wrong" in sys.argv and step >= 17:
+        model.shift.grad.neg_()
+    optimizer.step()
+    print({"step": step, "loss": loss.item()})
+"""
+
+
+def test_a_gradient_that_is_wrong_after_the_first_replays_does_not_pass(host: Host) -> None:
+    """Curves differ by rounding, since rows in another order are summed in another order, and hardly show the wrong parameter.
+
+    Eager repeats are equal, so the perturbed run shows that rounding does not take the parameter there.
+    """
+    (host.folder / "train.py").write_text(HARDLY_SEEN)
+    content = program_recipe("mine", RUN, {"none": [], "sound": ["--compile"], "wrong": ["--compile", "--wrong"]})
+    done = host.run("sweep", host.write({**content, "repeats": 2}))
+    report = json.loads((host.sweep("mine").report / "report.json").read_text())
+    sound, wrong = (cell["verdict"] for cell in report["cells"] if cell["impl"] == "command")
+    assert sound["verdict"] == "EQUIVALENT" and sound["evidence"]["max_loss_difference"] > 0, (sound, done.stderr)
+    assert wrong["verdict"] == "INCONCLUSIVE" and not wrong["needed_run"], wrong
+    assert "parameters end far from those of eager runs: shift on rank 0 by " in wrong["reason"], wrong
+    assert wrong["evidence"]["max_loss_difference"] < 1e-3, "curves alone would pass"
+
+
 HUGGINGFACE = """
 import torch
 from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments

@@ -16,6 +16,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import configure_nvtx_profiling
+from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from launch.contract.records.graph_stats import GraphStats
@@ -166,8 +167,8 @@ class MegatronEngine:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
 
-    def parameters(self) -> Iterator[torch.Tensor]:
-        return (parameter for chunk in self.chunks for parameter in chunk.parameters())
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return nn.ModuleList(self.chunks).named_parameters()
 
     def graph_stats(self) -> GraphStats:
         return self._runner.stats()

@@ -108,8 +108,8 @@ class TorchNativeEngine:
         )
         return TorchNativeStep(self._train_step, self._runner, compared)
 
-    def parameters(self) -> Iterator[torch.Tensor]:
-        return (parameter for chunk in self.chunks for parameter in chunk.parameters())
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return nn.ModuleList(self.chunks).named_parameters()
 
     def graph_stats(self) -> GraphStats:
         return self._runner.stats()

@@ -16,7 +16,7 @@ from launch.observe.state.gradient_sketches import describe_weights, gradient_of
 from launch.observe.state.model_settings import model_settings
 from launch.observe.state.other_state import OtherState
 from launch.train.telemetry.event_log import Recorder
-from launch.train.telemetry.parameter_digest import digest_parameters
+from launch.train.telemetry.parameter_digest import Sums, write_parameters
 
 _SETTINGS = ("lr", "weight_decay", "momentum", "betas", "eps")
 """The settings of an optimizer that are no choice of its implementation. A graph may need a learning rate that is a tensor."""
@@ -30,6 +30,8 @@ class Optimizers:
         self.seen: dict[int, torch.optim.Optimizer] = {}
         self._names: dict[int, str] = {}
         """The names of parameters by their ids."""
+        self._sums: Sums = {}
+        """The sums of parameters after the last capture."""
         self._other_state: OtherState | None = None
         self._since = 0
         """The number of steps before it."""
@@ -91,14 +93,16 @@ class Optimizers:
         """Return this rank's own parts of the parameters, which share their memory."""
         return [own_part(one.detach()) for one in _parameters(self.seen.values())]
 
-    def write_digest(self, recorder: Recorder) -> None:
-        """Write a digest of this rank's own parts of the parameters, which shows whether the optimizer changes any."""
-        parameters = self.own_parameters()
-        if not parameters:
+    def write_parameters(self, recorder: Recorder, *, at_end: bool = False) -> None:
+        """Write a digest of this rank's own parts of the parameters, and ``at_end`` how they have changed since the last call."""
+        stepped = [*_parameters(self.seen.values())]
+        if not stepped:
             recorder.note("no optimizer was seen, so it is unknown whether parameters change")
             return
+        self._name(stepped)
+        named = zip([self._names[id(one)] for one in stepped], self.own_parameters(), strict=True)
         try:
-            recorder.write("parameters", digest=digest_parameters(parameters))
+            self._sums = write_parameters(recorder, named, self._sums if at_end else {})
         except _NO_DIGEST as error:
             recorder.note(f"parameters have no digest, so it is unknown whether they change: {error}")
 

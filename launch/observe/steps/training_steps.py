@@ -216,7 +216,7 @@ class TrainingSteps:
             self._prove(recorder)
         elif phases.steps < spec.training.steps:
             if phases.phase == "settle" != phase:
-                self.optimizers.write_digest(recorder)
+                self.optimizers.write_parameters(recorder)
             elif phases.phase == "settle":
                 # A step later, because a program may average its weights after what ends its step.
                 self.optimizers.digest_other_state(recorder, phases.steps)
@@ -250,7 +250,7 @@ class TrainingSteps:
     def _prove(self, recorder: Recorder) -> None:
         """Write the proof of replay after the last timed step, and begin profiling."""
         recorder.enter("probe", self.phases.steps)
-        self.optimizers.write_digest(recorder)
+        self.optimizers.write_parameters(recorder, at_end=True)
         self.optimizers.write_changes(recorder, self.phases.steps)
         recorder.write("proof", graphs=self._graphs.stats(self.phases))
         self._rank.write_imports()

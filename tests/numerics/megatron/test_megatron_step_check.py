@@ -67,7 +67,7 @@ def run_with_checks(spec: RunSpec, lacking: str = "") -> dict[str, Any]:
                 layers = {layer.name for layer in engine.checkable_step().layers()}
             result = engine.step(batch)
             results.append((result.loss.item(), result.grad_norm.item()))
-        weights = torch.cat([parameter.detach().flatten() for parameter in engine.parameters()])
+        weights = torch.cat([parameter.detach().flatten() for _, parameter in engine.named_parameters()])
         buffers = [buffer.clone() for chunk in engine.chunks for buffer in chunk.module.buffers()]
         stats = engine.graph_stats()
     return {

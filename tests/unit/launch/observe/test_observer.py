@@ -112,8 +112,11 @@ def test_steps_losses_and_norms_are_seen_whatever_shows_them(
     assert all(one.step_time_ms > 0 for one in seen.steps[1:])
     (choices,) = seen.events("choices")
     assert (choices["choices"]["loss"], choices["choices"]["grad_norm"]) == (loss, norm)
-    first, last = (event["digest"] for event in seen.events("parameters"))
-    assert first != last
+    first, last = seen.events("parameters")
+    assert first["digest"] != last["digest"] and not first["sketches"]
+    assert {one["name"] for one in last["sketches"]} >= {"weight", "bias"} and all(
+        one["change"] > 0 for one in last["sketches"]
+    )
 
 
 def test_a_pattern_reads_lines_of_any_form(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
-"""Test that a digest of parameters shows whether an optimizer has stepped."""
+"""Test that a digest of parameters shows whether an optimizer has stepped, and sketches how far runs end apart."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 
+from launch.contract.records.parameter_sketch import ParameterSketch
 from launch.train.telemetry import parameter_digest
-from launch.train.telemetry.parameter_digest import digest_parameters
+from launch.train.telemetry.parameter_digest import digest_parameters, sketches_since, sum_parameters
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -26,3 +29,49 @@ def test_updates_of_single_bits_change_the_digest_even_where_they_cancel(
 
 def test_no_parameters_have_no_digest() -> None:
     assert digest_parameters([]) == ""
+
+
+def sketched(begun: dict[str, torch.Tensor], ended: dict[str, torch.Tensor]) -> dict[str, ParameterSketch]:
+    return {one.name: one for one in sketches_since(sum_parameters(begun), sum_parameters(ended))}
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [torch.randn(64, 48), torch.eye(64, 48) * (torch.arange(48) == 7), torch.ones(64, 48) * (torch.arange(48) == 16), torch.randn(64, 1) * 1e-6],
+    ids=["anywhere", "one element", "a column", "all columns alike, and little"],
+)  # fmt: skip
+def test_a_sketch_estimates_how_far_two_runs_end_apart_and_how_far_they_came(
+    difference: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameter_digest, "CHUNK_ELEMENTS", 1000)
+    difference = difference.double().expand(64, 48)
+    first, one = (torch.randn(64, 48, dtype=torch.float64) for _ in range(2))
+    estimates = []
+    for place in range(50):
+        a, b = (sketched({f"{place}": first}, {f"{place}": end})[f"{place}"] for end in (one, one + difference))
+        estimates.append((a.distance(b) ** 2, a.change**2))
+    (distance, change), (true, moved) = (
+        torch.tensor(estimates).mean(dim=0).sqrt(),
+        (difference.norm(), (one - first).norm()),
+    )
+    assert distance == pytest.approx(true, rel=0.2) and change == pytest.approx(moved, rel=0.2)
+
+
+def test_a_sketch_of_few_elements_is_exact_and_leaves_random_numbers_alone() -> None:
+    torch.manual_seed(0)
+    drawn, one = torch.rand(1), torch.tensor([3.0, -4.0])
+    torch.manual_seed(0)
+    found = sketched({"bias": torch.zeros(2)}, {"bias": one})["bias"]
+    assert found.change == 5 and found.distance(sketched({"bias": one}, {"bias": -one})["bias"]) == 10
+    assert torch.equal(torch.rand(1), drawn)
+
+
+def test_what_has_no_sketch_is_left_out() -> None:
+    begun = {
+        "kept": torch.ones(3),
+        "empty": torch.ones(0),
+        "nan": torch.ones(2),
+        "counter": torch.ones(1, dtype=torch.int64),
+    }
+    ended = {**begun, "nan": torch.tensor([1.0, math.nan]), "new": torch.ones(2)}
+    assert sketched(begun, ended).keys() == {"kept", "empty"} and sum_parameters({}) == {}
