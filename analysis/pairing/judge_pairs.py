@@ -118,6 +118,11 @@ def _judge_pair(pair: Pair, groups: Mapping[Digests, _Group]) -> tuple[Verdict |
     if pair.doubt and (verdict.passes or verdict.noisy):
         doubt = replace(pair.doubt, evidence=evidence)
         return doubt, doubt
+    if pair.doubt and verdict.verdict == "INCONCLUSIVE" and not verdict.needed_run:
+        # It names a cause that curves cannot tell from noise.
+        reason = f"{verdict.reason}; besides, {pair.doubt.reason}"
+        doubt = replace(pair.doubt, reason=reason, evidence=evidence)
+        return doubt, doubt
     return own, replace(verdict, evidence=evidence)
 
 

@@ -14,7 +14,7 @@ from analysis.records.run import Attempt
 from analysis.verdict.verdict import Verdict
 from launch.common.grouped import grouped
 from launch.common.text import count, listed, numbered
-from launch.contract.records.state_changes import StateChanges
+from launch.contract.records.state_changes import NOT_STEPPED, StateChanges
 
 _OTHER_STATE = "buffers, or weights that no optimizer steps,"
 _CAPTURE = "capture without the optimizer, and check whether a replay updates the parameters that it captured"
@@ -110,7 +110,7 @@ def _doubt_unchanged(rank: int, own: StateChanges, eager: Sequence[StateChanges]
         f"from the middle of the run on, tensors of rank {rank} stay as they were, but change in eager runs: "
         f"{listed(names, _MOST_NAMED)}. Losses hardly depend on them, so agreeing curves prove little"
     )
-    return Verdict("INCONCLUSIVE", reason, _CAPTURE)
+    return Verdict("INCONCLUSIVE", reason, _KEEP if all(name.endswith(NOT_STEPPED) for name in names) else _CAPTURE)
 
 
 def _doubt_tensors(rank: int, own: StateChanges, eager: Sequence[StateChanges]) -> Verdict | None:

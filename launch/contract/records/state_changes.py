@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from launch.common.typed_json import Amount, Count
 from launch.contract.records.gradient_sketch import GradientSketch
 
+NOT_STEPPED = " (no optimizer steps it)"
+"""What follows the name of an unchanged tensor that no optimizer steps, such as an average. The weight may have the same name."""
+
 
 @dataclass(frozen=True)
 class ChangedTensor:

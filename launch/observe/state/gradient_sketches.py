@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from itertools import count
 
 import torch
@@ -84,15 +84,19 @@ def parameter_names(parameters: Sequence[torch.Tensor], taken: Collection[str]) 
     return names
 
 
-def _names_in_modules(wanted: Collection[int]) -> dict[int, str]:
+def _names_in_modules(wanted: Set[int]) -> dict[int, str]:
     """Return names by id. Megatron's optimizers update fp32 copies, the ``main_param`` of the model's parameters."""
     names: dict[int, str] = {}
     for module in modules_of_process():
         for name, parameter in module.named_parameters():
-            for key in (id(parameter), id(getattr(parameter, "main_param", None))):
-                if key in wanted and len(name) > len(names.get(key, "")):
-                    names[key] = name
-    return {key: plain_name(name) for key, name in names.items()}
+            for key in {id(parameter), id(getattr(parameter, "main_param", None))} & wanted:
+                names[key] = _longer(names.get(key, ""), name)
+    return names
+
+
+def _longer(known: str, name: str) -> str:
+    """Return the longer name, without prefixes: a module that only one side compiles must not change a name."""
+    return max(known, plain_name(name), key=lambda one: (len(one), one))
 
 
 def longest_names() -> dict[tuple[int, str], str]:
@@ -100,10 +104,10 @@ def longest_names() -> dict[tuple[int, str], str]:
     paths: dict[int, str] = {}
     for root in modules_of_process():
         for path, module in root.named_modules():
-            if len(path) >= len(paths.get(id(module), "")):
-                paths[id(module)] = path
+            # A dot, because a prefix ends with one.
+            paths[id(module)] = _longer(paths.get(id(module), ""), f"{path}.")
     return {
-        (id(module), name): plain_name(f"{paths.get(id(module), '')}.{name}").removeprefix(".")
+        (id(module), name): f"{paths.get(id(module), '')}{name}".removeprefix(".")
         for module in modules_of_process()
         for name in (*module._parameters, *module._buffers)
     }

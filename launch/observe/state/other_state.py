@@ -16,7 +16,7 @@ from torch import nn
 
 from launch.common.grouped import grouped
 from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
-from launch.contract.records.state_changes import ChangedTensor, StateChanges
+from launch.contract.records.state_changes import NOT_STEPPED, ChangedTensor, StateChanges
 from launch.contract.spec_ids import digest
 from launch.observe.state.gradient_sketches import longest_names, own_part, sketch_values
 from launch.observe.state.modules import modules_of_process
@@ -64,7 +64,8 @@ class OtherState:
         ]
         changed.sort(key=lambda one: (one.last.name, one.last.norm))
         unchanged = [names[key] for key, last in _digests_of(stepped).items() if self._parameters.get(key) == last]
-        unchanged += [paths.get(place, place[1]) for place, _, last in found if last in self._middle.get(place, ())]
+        still = [place for place, _, last in found if last in self._middle.get(place, ())]
+        unchanged += [f"{paths.get(place, place[1])}{NOT_STEPPED}" for place in still]
         return StateChanges(
             digest=digest(sorted(last for *_, last in found)),
             tensors=len(found),

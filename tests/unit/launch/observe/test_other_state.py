@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.contract.records.state_changes import NOT_STEPPED
 from tests.unit.launch.observe.observed import PROGRAM, STEPS, observe, spec_of
 
 NORMED = PROGRAM.replace(
@@ -28,9 +29,13 @@ RENEWED = SLOW.replace("data =", "ema = {name: one.clone() for name, one in mode
 NO_COPIES = LISTED.replace(".clone()", "").replace(
     "    with", "    gradients = [weight.grad.clone() for weight in model.parameters()] #"
 )
+HELD = NORMED.replace("torch.nn.Sequential(", "torch.nn.Module()\nmodel.net = torch.nn.Sequential(").replace(
+    "run = torch.compile(model,", "run = model.run = torch.compile(model.net,"
+).replace("else model\n", "else model.net\n")  # fmt: skip
 PROGRAMS = {
     "none": (PROGRAM, False),
     "running statistics": (NORMED, True),
+    "running statistics of a part that is held a second time, compiled": (HELD, True),
     "frozen statistics": (NORMED.replace("    loss =", "    model.eval()\n    loss ="), False),
     "averaged weights": (AVERAGED, True),
     "weights that are averaged once": (AVERAGED.replace("    ema", "    if number == 0: ema"), False),
@@ -60,6 +65,10 @@ def test_a_digest_shows_whether_state_changes_after_the_capture(tmp_path: Path, 
     assert found[0]["unchanged"] == (["bias"] if name == "a parameter that is never updated" else []), found
     names = {one["last"]["name"] for one in found[0]["values"]}
     floats = {"running statistics": {"1.running_mean", "1.running_var"}, "averaged weights": {"weight", "bias"}}
+    floats["running statistics of a part that is held a second time, compiled"] = {
+        "net.1.running_mean",
+        "net.1.running_var",
+    }
     copies = {"copy of weight", "copy of bias"}
     floats |= {"a list of averaged weights": copies, "new averaged weights in each step": copies}
     assert names == floats.get(name, set()), found
@@ -79,5 +88,7 @@ def test_the_digest_in_the_middle_shows_what_stops_changing_before_it(tmp_path: 
     for compiled in (False, True):
         seen = observe(tmp_path / str(compiled), program, spec_of(graphed=compiled))
         (event,) = seen.events("other_state")
-        assert {*event["changes"]["unchanged"]} == names, event
+        assert {*event["changes"]["unchanged"]} == {f"{one}{NOT_STEPPED * (name != 'parameters')}" for one in names}, (
+            event
+        )
         assert [one.step for one in seen.steps if one.phase == "check"] == [STEPS // 2]
