@@ -464,7 +464,7 @@ class RunSpec:
         """Whether Inductor compiles model and loss as one function."""
         return self.training.compile == "whole" or self.cuda_graph.implementation.compiles
 
-    @property
+    @cached_property
     def captured_parts(self) -> frozenset[str]:
         """The parts of a step that graphs contain: parts of layers (SCOPE_PARTS), "rest of the model" and "optimizer"."""
         graph, implementation = self.cuda_graph, self.cuda_graph.implementation
@@ -482,6 +482,10 @@ class RunSpec:
         if not implementation.splits_layers:
             return SCOPE_PARTS["attn"] | SCOPE_PARTS["mlp"] if "mlp" in graph.scope else frozenset()
         return frozenset().union(*(SCOPE_PARTS.get(name, frozenset()) for name in graph.scope))
+
+    @cached_property
+    def identity(self) -> Mapping[str, str]:
+        return spec_ids.identity(self)
 
     @cached_property
     def workload_id(self) -> str:

@@ -46,11 +46,11 @@ def run_id(cell_id: str, repeat: int, *, perturbed: bool = False) -> str:
 def cell_digest(spec: RunSpec) -> str:
     """Return the digest of a cell. It contains step checks, so a sweep with step checks repeats runs made without them."""
     checks = {"step_checks": canonical(spec.step_checks)} if spec.checked_steps else {}
-    return _digest_of(_identity(spec) | checks)
+    return _digest_of({**spec.identity, **checks})
 
 
 def workload_id(spec: RunSpec) -> str:
-    parts = _identity(spec)
+    parts = {**spec.identity}
     del parts["cuda_graph"]
     # A graphed run and its eager baseline are compared over the same window, so they must share the warm-up.
     parts["warmup_steps"] = canonical(spec.cuda_graph.warmup_steps)
@@ -70,8 +70,11 @@ def task_id(spec: RunSpec) -> str:
     return _digest_of(parts | _purpose(spec))
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
 def canonical(content: object) -> str:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return _CANONICAL.encode(content)
 
 
 def digest(content: object) -> str:
@@ -79,7 +82,7 @@ def digest(content: object) -> str:
     return _sha(canonical(content))
 
 
-def _identity(spec: RunSpec) -> dict[str, str]:
+def identity(spec: RunSpec) -> dict[str, str]:
     """Return what determines a cell, as canonical JSON by section: everything but the repeat and the preset's name."""
     sections = ("model", "parallelism", "training", "data", "placement")
     parts = {name: _section_text(getattr(spec, name)) for name in sections} | _purpose(spec)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,9 @@ import numpy.typing as npt
 
 from launch.contract.errors import DataError
 from launch.contract.spec import BYTE_VALUES, Data
-from launch.data.fields import read_bytes, unreadable
+from launch.data.fields import read_bytes, source_of, text_files
 from launch.data.tokenizer import LocalTokenizer, load_tokenizer
 
-TEXT_SUFFIXES = (".py", ".txt")
 ENCODED_TOGETHER = 1 << 24
 """The bytes of text per batch. The library encodes the files of a batch in parallel, and meanwhile needs some hundred bytes per
 token."""
@@ -44,7 +42,7 @@ def read_text(data: Data, vocab_size: int) -> Text:
             ``vocab_size``.
         EnvironmentFault: the tokenizers library is needed but not installed.
     """
-    name = _name(data)
+    name = source_of(data)
     tokenizer = load_tokenizer(data.tokenizer, vocab_size) if data.tokenizer is not None else None
     as_bytes = tokenizer is None and (data.eod_token or 0) < BYTE_VALUES
     dtype = np.dtype(np.uint8 if as_bytes else np.int32)
@@ -84,28 +82,6 @@ def _batches(name: str, files: Sequence[Path], digest: hashlib._Hash) -> Iterato
     yield batch
 
 
-def text_files(data: Data) -> list[Path]:
-    """Return the files that ``data`` names, sorted by name.
-
-    Raises:
-        DataError: there are none, or the path cannot be read.
-    """
-    name = _name(data)
-    root = Path(data.path or sysconfig.get_path("stdlib"))
-    suffixes = TEXT_SUFFIXES if data.path else (".py",)
-    try:
-        if root.is_file():
-            return [root]
-        if not root.is_dir():
-            raise DataError(f"{name} is neither a file nor a folder; correct the path, or remove it")
-        files = sorted(file for file in root.iterdir() if file.suffix in suffixes and file.is_file())
-    except OSError as error:
-        raise unreadable(name, root, error) from error
-    if not files:
-        raise DataError(f"{name} holds no *{' or *'.join(suffixes)} file; name a file or a folder with such files")
-    return files
-
-
 def _encode(
     files: dict[Path, bytes], tokenizer: LocalTokenizer | None
 ) -> list[npt.NDArray[np.uint8]] | list[list[int]]:
@@ -122,7 +98,3 @@ def _decode(path: Path, content: bytes) -> str:
             f"{path} is not UTF-8: byte {error.start} is 0x{content[error.start]:02x} ({error.reason}); "
             f"convert the file, or remove data.tokenizer to read bytes"
         ) from error
-
-
-def _name(data: Data) -> str:
-    return f"data.path={data.path!r}" if data.path else "the source of Python's standard library"

@@ -124,10 +124,10 @@ def divides(divisor: int, value: int) -> bool:
 
 def fixed(engine: EngineName, field: str, value: object, fix: str = "") -> Rule:
     """Return a rule that rejects every value of ``field`` except ``value``."""
-    name, setting = field.rpartition(".")[2], f"{written(field)}={spell(value)}"
+    name, setting, read = field.rpartition(".")[2], f"{written(field)}={spell(value)}", attrgetter(field)
     return ONE_ENGINE[engine](
         f"{engine}.{name}", (field,), f"engine {engine} supports {setting} only",
-        lambda spec: bool(field_value(spec, field) != value),
+        lambda spec: bool(read(spec) != value),
         fix=fix or f"Set {setting}.",
     )  # fmt: skip
 

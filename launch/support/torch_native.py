@@ -22,6 +22,8 @@ DEGREES = ("parallelism.tp", "parallelism.pp", "parallelism.ep")
 
 
 def _unfit_for_backend(spec: RunSpec) -> list[str]:
+    if spec.training.attention_backend == "auto":
+        return []
     packed, on_cpu = spec.data.packed_sequences, spec.placement.device != "cuda"
     window, sinks = spec.model.window_size != 0, spec.model.attention_sinks
     unfit = {

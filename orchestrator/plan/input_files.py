@@ -15,7 +15,7 @@ from launch.checkpoints.checkpoint import open_checkpoint
 from launch.contract.errors import OrchestratorError
 from launch.contract.plan import Plan
 from launch.contract.spec import RunSpec
-from launch.data.fields import check_length
+from launch.data.fields import check_length, text_files
 from launch.data.tokenizer import load_tokenizer
 from launch.frameworks.command_line import command_words, module_of, script_of
 from orchestrator.errors import InputError, Problem
@@ -94,13 +94,10 @@ def _folders(spec: RunSpec, variable: str, default: str = "") -> str:
 
 def _open_data(spec: RunSpec) -> None:
     data = spec.data
-    # Imported only here, because both load numpy.
     if data.kind == "text":
-        from launch.data.text_files import text_files
-
         text_files(data)
     if data.kind == "indexed" and data.path is not None:
-        from launch.data.indexed_dataset import open_pair
+        from launch.data.indexed_dataset import open_pair  # It loads numpy.
 
         pair = open_pair(data.path)
         check_length(pair.name, len(pair.tokens), spec.training.sequence_length + 1)

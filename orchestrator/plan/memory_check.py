@@ -88,8 +88,8 @@ class MemoryCheck:
 
     def _reasons(self, cell: Cell) -> Iterator[Reason]:
         """Yield why ``cell`` does not fit. The forecast of an unmeasured configuration only warns."""
-        gib, spec = self.target.gpu_memory_gib, cell.run_spec
-        if gib is None or _is_expected(cell) or spec.placement.device != "cuda":
+        gib = self.target.gpu_memory_gib
+        if gib is None or _is_expected(cell) or (spec := cell.run_spec).placement.device != "cuda":
             return
         most = gib * 2**30
         if (state := state_bytes(spec)) > most:

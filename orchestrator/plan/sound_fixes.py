@@ -51,9 +51,11 @@ def keep_sound_fixes(spec: RunSpec, reasons: tuple[Reason, ...], of_program: boo
 
 
 def refused_settings(spec: RunSpec) -> tuple[AdvisedSetting, ...]:
-    """Return the settings that verdicts advise but that do not help ``spec``."""
-    judged = (megatron_spec(spec) or spec) if spec.engine == "command" else spec
-    before, absent = _judge(judged), _NOT_OF_PROGRAMS if spec.engine == "command" else set()
+    """Return the settings that verdicts advise but that do not help ``spec``, which no rule refuses."""
+    judged, before, absent = spec, _Rules(Counter(), _count(known_faults(spec))), set[str]()
+    if spec.engine == "command":
+        judged = megatron_spec(spec) or spec
+        before, absent = _judge(judged), _NOT_OF_PROGRAMS
     return tuple(
         setting
         for setting in get_args(AdvisedSetting)
@@ -76,7 +78,11 @@ class _Rules:
 
 
 def _judge(spec: RunSpec) -> _Rules:
-    return _Rules(*(Counter(reason.rule for reason in found) for found in (refusals(spec), known_faults(spec))))
+    return _Rules(_count(refusals(spec)), _count(known_faults(spec)))
+
+
+def _count(reasons: tuple[Reason, ...]) -> Counter[str]:
+    return Counter(reason.rule for reason in reasons)
 
 
 def _helps(spec: RunSpec, settings: list[str], allowed: _Rules) -> bool:

@@ -35,11 +35,11 @@ def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
     assert modules.isdisjoint(HEAVY)
 
 
-def test_a_plan_imports_neither_torch_nor_pyarrow() -> None:
+def test_a_plan_imports_neither_torch_nor_numpy() -> None:
     code = f"import sys; from orchestrator.cli.main import main; main(['plan', {TINY!r}]); print(sorted(sys.modules))"
     loaded = python("-c", code).stdout.splitlines()[-1]
     assert "'orchestrator.plan.planner'" in loaded
-    for module in ("torch", "pyarrow", "matplotlib", "wandb", "submitit"):
+    for module in ("torch", "numpy", "pyarrow", "matplotlib", "wandb", "submitit"):
         assert f"'{module}'" not in loaded
 
 
