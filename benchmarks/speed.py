@@ -51,6 +51,8 @@ sweep:
 """500 seeds, 5 rates, eager and graphed, 2 repeats: 10,000 runs, whose GPU memory is forecast."""
 PROFILE = "partition: gpu\ngpu_memory_gib: 80\n"
 """A cluster with the least that a forecast needs."""
+SLOWER = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
+"""With the first, each command would compile all of its modules. With the second, it would write each line on its own."""
 
 WRITE = """\
 from pathlib import Path
@@ -83,11 +85,12 @@ def measure(name: str, promise: str, command: Sequence[str], repeats: int) -> Ro
     Raises:
         RuntimeError: the command failed.
     """
+    settings = {name: value for name, value in os.environ.items() if name not in SLOWER}
     os.sync()  # Write the prepared files back now, not during the measurement.
     seconds, peak = [], 0
     for turn in range(repeats + 1):
         with subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command, cwd=ROOT, env=settings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as process:
             assert process.stderr is not None
             errors = process.stderr.read()

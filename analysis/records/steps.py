@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import csv
 
 from launch.common.atomic_files import number, parse_json, read_json_lines
 from launch.common.regular_file import read_regular
@@ -21,14 +22,21 @@ Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 
 # Possessive quantifiers (++, *+, ?+) match faster. Numbers of up to 18 digits fit in 64 bits.
-_INTEGER, _NORM = rb"(-?+(?:0|[1-9]\d{0,17}+))", rb"((?:0|[1-9]\d*+)\.\d++(?:e[-+]\d++)?+)"
-_FLOAT = b"(-?+" + _NORM[1:]
-_LINE = re.compile(
-    rb'^{"step": %b, "loss": %b, "grad_norm": %b, "step_time_ms": %b, "tokens": %b, "phase": "([a-z]*+)"}$'
-    % (_INTEGER, _FLOAT, _NORM, _FLOAT, _INTEGER),
-    re.MULTILINE,
+_INTEGER, _NORM = rb"-?+(?:0|[1-9]\d{0,17}+)", rb"(?:0|[1-9]\d*+)\.\d++(?:e[-+]\d++)?+"
+_FLOAT = b"-?+" + _NORM
+_LINES = re.compile(
+    rb'(?:{"step": %b, "loss": %b, "grad_norm": %b, "step_time_ms": %b, "tokens": %b, "phase": "[a-z]*+"}\n)++'
+    % (_INTEGER, _FLOAT, _NORM, _FLOAT, _INTEGER)
 )
-"""A line as runs write it, with finite numbers. It is valid JSON with the right types."""
+"""Lines as runs write them, with finite numbers. They are valid JSON with the right types."""
+_PUNCTUATION = b'{}":,'
+"""Without these, a line of :data:`_LINES` is names and values in turn, with a blank between."""
+_COLUMNS = {
+    "step": pa.int64(), "loss": pa.float64(), "grad_norm": pa.float64(), "step_time_ms": pa.float64(), "tokens": pa.int64(),
+    "phase": pa.string(),
+}  # fmt: skip
+_BLANKS = csv.ParseOptions(delimiter=" ", quote_char=False)
+_VALUES = csv.ConvertOptions(column_types=_COLUMNS, include_columns=[*_COLUMNS])
 
 
 @dataclass(frozen=True)
@@ -66,9 +74,9 @@ def read_steps(paths: AttemptPaths) -> Steps:
         whole = read_regular(paths.metrics).rpartition(b"\n")[0]
     except FileNotFoundError:
         return no_steps()
-    # A pattern and Arrow's conversion read lines in half the time of a JSON parser.
-    if len(found := _LINE.findall(whole)) == whole.count(b"\n") + 1:
-        return _convert(found)
+    # A pattern and Arrow's reader take a third of the time of a JSON parser.
+    if _LINES.fullmatch(ended := whole + b"\n"):
+        return _read_values(ended.translate(None, _PUNCTUATION))
     try:
         # Parsing the whole file at once is four times as fast as line by line.
         lines = parse_json(b"[" + whole.replace(b"\n", b",") + b"]")
@@ -86,12 +94,13 @@ def read_steps(paths: AttemptPaths) -> Steps:
     )
 
 
-def _convert(lines: Sequence[tuple[bytes, ...]]) -> Steps:
-    """Return the steps of ``lines``, which are matches of :data:`_LINE`."""
-    step, loss, grad_norm, step_time_ms, tokens, phase = zip(*lines, strict=True)
-    integers = pa.array(step + tokens, pa.string()).cast(pa.int64()).to_numpy().reshape(2, -1)
-    floats = pa.array(loss + grad_norm + step_time_ms, pa.string()).cast(pa.float64()).to_numpy().reshape(3, -1)
-    return Steps(integers[0], floats[0], floats[1], floats[2], integers[1], np.array(phase, "S8").astype("U8"))
+def _read_values(lines: bytes) -> Steps:
+    """Return the steps of ``lines``, which are matches of :data:`_LINES` without :data:`_PUNCTUATION`."""
+    names = [each for name in _COLUMNS for each in (f"name of {name}", name)]
+    in_turn = csv.ReadOptions(use_threads=False, column_names=names)
+    table = csv.read_csv(pa.BufferReader(lines), in_turn, _BLANKS, _VALUES)
+    step, loss, grad_norm, step_time_ms, tokens, phase = (column.to_numpy() for column in table.columns)
+    return Steps(step, loss, grad_norm, step_time_ms, tokens, phase.astype("U8"))
 
 
 def _integers(values: Sequence[Any]) -> Integers:
