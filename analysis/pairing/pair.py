@@ -36,7 +36,7 @@ from analysis.pairing.program_settings import (
 from analysis.pairing.step_checks import has_clean_checks
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
-from analysis.records.steps import Steps
+from analysis.records.steps import Steps, shared_steps
 from analysis.speed.pair_speed import PairSpeed, pair_speed
 from analysis.verdict.completeness import Curves, check_agreement, eager_fault
 from analysis.verdict.judge_curves import first_compared, judge_exact
@@ -321,7 +321,7 @@ def _damaged(eager: Attempt, graphed: Attempt) -> Verdict | None:
 
 def _unequal_tokens(eager: Steps, graphed: Steps) -> str:
     """Return why two runs trained different numbers of tokens, or an empty text."""
-    steps, of_eager, of_graphed = np.intersect1d(eager.step, graphed.step, return_indices=True)
+    steps, of_eager, of_graphed = shared_steps(eager.step, graphed.step)
     before, after = eager.tokens[of_eager], graphed.tokens[of_graphed]
     if not len(other := np.flatnonzero(before != after)):
         return ""

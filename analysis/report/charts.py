@@ -12,7 +12,7 @@ import numpy as np
 from analysis.memory.parts import MemoryParts
 from analysis.memory.peaks import KIND_WORDS
 from analysis.records.run import Digests
-from analysis.records.steps import Floats, Integers, Steps
+from analysis.records.steps import Floats, Integers, Steps, shared_steps
 from analysis.speed.steady_window import is_plausible
 from analysis.sweep.cell_results import CellResult
 from launch.common.grouped import grouped
@@ -269,7 +269,7 @@ def _differences(result: CellResult, colours: Colours, metric: Metric) -> Iterat
 
 def _difference(eager: Steps, graphed: Steps, metric: Metric) -> tuple[Integers, Floats]:
     """Return the steps that both runs recorded and their differences, infinite if a value is not finite."""
-    step, left, right = np.intersect1d(eager.step, graphed.step, return_indices=True)
+    step, left, right = shared_steps(eager.step, graphed.step)
     before, after = eager.of(metric)[left], graphed.of(metric)[right]
     with np.errstate(all="ignore"):
         difference = np.abs(after - before)

@@ -27,7 +27,7 @@ from functools import cached_property
 
 import numpy as np
 
-from analysis.records.steps import Booleans, Floats, Integers, Steps
+from analysis.records.steps import Booleans, Floats, Integers, Steps, shared_steps
 from analysis.statistics.median import medians
 from launch.common.text import count
 
@@ -75,7 +75,7 @@ def window_of(eager: Steps, graphed: Steps) -> Window | str:
     if _interrupted(eager) or _interrupted(graphed):
         return "steps of another phase lie among the measured ones"
     before, after = eager.phase == "measure", graphed.phase == "measure"
-    steps, of_eager, of_graphed = np.intersect1d(eager.step[before], graphed.step[after], return_indices=True)
+    steps, of_eager, of_graphed = shared_steps(eager.step[before], graphed.step[after])
     if not len(steps):
         return "no step was measured in both runs"
     settled = [int((side.phase == "settle").sum()) for side in (eager, graphed)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.records.steps import read_steps
+from analysis.records.steps import read_steps, shared_steps
 from launch.common.atomic_files import dumps
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.step_metrics import StepMetrics
@@ -68,3 +68,11 @@ def test_a_number_that_no_run_writes_is_left_to_the_json_parser(tmp_path: Path, 
 def test_an_integer_beyond_64_bits_is_named(tmp_path: Path) -> None:
     line = LINES[0].replace(b'"step": 0', b'"step": 9223372036854775808')
     assert outcome(tmp_path, [line])[0] is OverflowError
+
+
+@pytest.mark.parametrize("other", [[0, 1, 2, 5], [1, 2, 5], [0, 1, 1, 2, 5], [5, 2, 1, 0], [7], []])
+@pytest.mark.parametrize("one", [[0, 1, 2, 5], [0, 1, 1, 2, 5], [5, 2, 1, 0], []])
+def test_shared_steps_are_those_of_numpy(one: list[int], other: list[int]) -> None:
+    sides = [np.array(side, dtype=np.int64) for side in (one, other)]
+    for found, expected in zip(shared_steps(*sides), np.intersect1d(*sides, return_indices=True), strict=True):
+        assert found.tolist() == expected.tolist() and found.dtype == expected.dtype
