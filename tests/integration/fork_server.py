@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -128,36 +129,69 @@ def serve(path: str, *preloaded: str) -> list[str]:
     for module in MODULES:
         sys.modules.pop(module, None)  # Each fork runs its own copy of the module.
     gc.freeze()
+    children: dict[int, _Child] = {}
     while True:
-        connection, _ = listener.accept()
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if os.fork() == 0:
-            listener.close()
-            return _fork(connection)
-        connection.close()
+        connections = [child.connection for child in children.values() if not child.is_left]
+        ready, _, _ = select.select([listener, *children, *connections], [], [])
+        for descriptor in children.keys() & set(ready):
+            children.pop(descriptor).answer()
+            os.close(descriptor)
+        for child in children.values():
+            if child.connection in ready:
+                child.leave()
+        if listener in ready and (command := _fork(listener, children)) is not None:
+            return command
 
 
-def _fork(connection: socket.socket) -> list[str]:
-    """Fork a child for the requesting process, act as its parent, and end with it. Return in the fork."""
+@dataclass
+class _Child:
+    """A fork of this server, and the connection of the process that asked for it."""
+
+    pid: int
+    connection: socket.socket
+    is_rank: bool
+    """Whether it ends with the process that asked for it. The kernel ends it only with its parent, this server."""
+    is_left: bool = False
+
+    def answer(self) -> None:
+        """Send the exit code of the child, which has ended."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        with contextlib.suppress(OSError):
+            self.connection.sendall(f"{code}\n".encode())
+        self.connection.close()
+
+    def leave(self) -> None:
+        """Note that the process that asked for the child has ended."""
+        self.is_left = True
+        self.connection.close()
+        if self.is_rank:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _fork(listener: socket.socket, children: dict[int, _Child]) -> list[str] | None:
+    """Fork a child for the next process that asks, and add it to ``children`` by its descriptor. Return its command in the
+    fork."""
+    connection, _ = listener.accept()
     content, files, *_ = socket.recv_fds(connection, 1 << 20, 3)
     while not content.endswith(b"\n"):
-        content += connection.recv(1 << 20)
+        if not (piece := connection.recv(1 << 20)):
+            connection.close()  # Whoever asked was killed meanwhile.
+            return None
+        content += piece
     request = json.loads(content)
     child = os.fork()
     if child == 0:
-        connection.close()
+        for file in (listener, connection, *(other.connection for other in children.values())):
+            file.close()
+        for descriptor in children:
+            os.close(descriptor)
         return _become(request, files)
-    ended = os.pidfd_open(child)
     for file in files:
         os.close(file)
-    # The kernel ends a rank with its parent. That is this process, which ends with the supervisor.
-    with contextlib.suppress(BrokenPipeError):
+    children[os.pidfd_open(child)] = _Child(child, connection, PARENT in request["environment"])
+    with contextlib.suppress(OSError):
         connection.sendall(f"{child}\n".encode())
-        if ended in select.select([connection, ended], [], [])[0]:
-            connection.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
-    os._exit(0)
+    return None
 
 
 def _become(request: dict[str, Any], files: list[int]) -> list[str]:
