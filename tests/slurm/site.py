@@ -71,6 +71,11 @@ class Site(Host):
         found = [read_json(path)["job_id"] for path in self.sweep(name).submissions.glob("[!.]*.json")]
         return [job_id for job_id in found if job_id]
 
+    def has_ended(self, name: str, *run_ids: str) -> bool:
+        """Return whether the first attempt of any of the runs has an outcome. Its file is looked at, because each command
+        takes a tenth of a CPU second. Without ``run_ids``, the runs are all of the sweep."""
+        return any(self.sweep(name).run(run_id).attempt(1).has_ended for run_id in run_ids or self.run_ids(name))
+
     def accounts(self, field: str) -> dict[str, str]:
         """Return sacct's ``field`` of every job of this site's sweeps, once all are over. Times are in epoch
         seconds.

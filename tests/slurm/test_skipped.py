@@ -14,13 +14,14 @@ from tests.slurm.test_submission import KILL
 pytestmark = pytest.mark.slurm
 
 PROGRAM = """
-import argparse, pathlib, torch
+import argparse, pathlib
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int)
 parser.add_argument("--batch", type=int)
 if pathlib.Path("mended").exists():
     parser.add_argument("--new", action="store_true")
 options = parser.parse_args()
+import torch
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -48,7 +49,7 @@ def test_a_job_whose_runs_are_all_skipped_leaves_the_queue_and_is_submitted_agai
         wait_until(lambda: bool(site.job_ids("mine")), 120, "a job")
         (array,) = site.job_ids("mine")
         site.cluster.run("scontrol", "uhold", f"{array}_1")
-    wait_until(lambda: "CONFIG" in site.states("mine").values(), 120, "the first run", site.queue)
+    wait_until(lambda: site.has_ended("mine"), 120, "the first run", site.queue)
     out, err = first.communicate(timeout=120)
     assert list(site.states("mine").values()) == ["CONFIG", "SKIPPED"], out + err
     assert site.queue() == ({} if watched else {f"{array}_1": "PENDING"})

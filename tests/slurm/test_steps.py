@@ -107,7 +107,7 @@ def test_a_run_whose_ranks_have_all_ended_is_judged_by_their_records(cluster: Cl
 
 
 def test_a_supervisor_that_is_killed_takes_its_job_along(cluster: Cluster, tmp_path: Path) -> None:
-    bundle = Bundle(tmp_path, cluster, [ENDLESS, SHORT], nodes=1)
+    bundle = Bundle(tmp_path, cluster, [ENDLESS, SHORT], nodes=1, ranks=1)
     bundle.submit()
     bundle.wait_for_step(0)
     os.kill(bundle.allocations()[0]["pid"], signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_a_run_that_hangs_leaves_the_stacks_of_all_its_ranks(cluster: Cluster, t
 
 def test_a_run_that_takes_more_memory_than_its_job_has(cluster: Cluster, tmp_path: Path) -> None:
     """Torch alone takes more than these 150 MB. The supervisor's own step takes less."""
-    bundle = Bundle(tmp_path, cluster, [SHORT], nodes=1)
+    bundle = Bundle(tmp_path, cluster, [SHORT], nodes=1, ranks=1)
     bundle.submit("--mem=150")
     bundle.wait_until_over()
     full = bundle.outcome(0)
@@ -210,7 +210,7 @@ def test_a_job_that_is_put_back_into_the_queue_goes_on_with_what_had_not_begun(
 
 
 def test_a_supervisor_that_alone_is_asked_to_end_cancels(cluster: Cluster, tmp_path: Path) -> None:
-    bundle = Bundle(tmp_path, cluster, [ENDLESS], nodes=1)
+    bundle = Bundle(tmp_path, cluster, [ENDLESS], nodes=1, ranks=1)
     bundle.submit()
     bundle.wait_for_step(0)
     os.kill(bundle.allocations()[0]["pid"], signal.SIGTERM)
@@ -255,7 +255,7 @@ def test_ranks_that_cannot_meet(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_a_notice_of_preemption_disturbs_nobody(cluster: Cluster, tmp_path: Path) -> None:
     """The batch script makes Slurm send SIGUSR2 to every process of the job."""
-    bundle = Bundle(tmp_path, cluster, [80], nodes=1)
+    bundle = Bundle(tmp_path, cluster, [80], nodes=1, ranks=1)
     bundle.submit()
     bundle.wait_for_step(0)
     cluster.run("scancel", "--signal=USR2", bundle.job)
