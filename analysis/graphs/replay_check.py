@@ -45,8 +45,8 @@ class Replay:
 
     @property
     def fix(self) -> str:
-        own = "; a program of your own must give all steps the same shapes"
-        return f"read in the log of the graphed run why steps ran eagerly or were captured again{own * bool(self.stats.recompilations)}"
+        own = "; a program of your own must give all steps the same shapes and number of micro-batches"
+        return f"read in the log of the graphed run why steps ran eagerly or were captured again{own * bool(self.stats.recompilations or self.stats.impl == 'command')}"
 
     @property
     def summary(self) -> str:
@@ -111,6 +111,10 @@ def _doubt(stats: GraphStats, spec: RunSpec, steps: int, *, compiled_only: bool)
         return f"the engine captured with {stats.impl}, not with {spec.cuda_graph.impl}"
     if stats.graphs == 0:
         return "nothing was captured"
+    if stats.recompilations and spec.engine == "command" and spec.placement.device == "cuda":
+        lacking = f", and {stats.replays} of {stats.expected_replays} replays"
+        captures = f"{count('capture', stats.recompilations)} after the first ones"
+        return captures + lacking * (stats.replays != stats.expected_replays)
     if stats.recompilations:
         return f"{count('recompilation', stats.recompilations)} after the capture"
     if compiled_only:

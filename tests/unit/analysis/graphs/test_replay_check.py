@@ -105,6 +105,16 @@ def test_a_run_that_nsys_profiled_was_not_probed() -> None:
     assert not found.proven and "run it with profile=none" in found.reason
 
 
+@pytest.mark.parametrize(("replays", "said"), [(2, ", and 2 of 3 replays"), (3, "")])
+def test_captures_of_a_program_are_told_with_its_replays(replays: int, said: str) -> None:
+    spec = RunSpec("command", cuda_graph=CudaGraph("command", name="compiled"), placement=Placement("cuda"))
+    stats = GraphStats("command", graphs=1, replays=replays, expected_replays=3, recompilations=1, launches_per_step=1)
+    steps = SimpleNamespace(step=np.array([3, 4, 5, 6]), phase=np.array(["capture", "settle", "settle", "measure"]))
+    found = check_replay(cast(Attempt, SimpleNamespace(proofs={0: stats}, captures={}, probes={}, steps=steps)), spec)
+    assert not found.proven and found.reason == f"1 capture after the first ones{said}"
+    assert found.fix.endswith("the same shapes and number of micro-batches")
+
+
 def test_one_rank_without_launches_or_probe_is_enough(tmp_path: Path) -> None:
     for name, edit in (("unseen", change_probe(1, graph_launches=0.0)), ("lost", no_probe(1))):
         found = verdict_of(tmp_path / name, edit, ranks=2)
