@@ -24,6 +24,9 @@ def install(torch: ModuleType, observer: Observer) -> None:
     optimizers.register_optimizer_step_pre_hook(_untraced(observer.before_optimizer))
     optimizers.register_optimizer_step_post_hook(_untraced(observer.after_optimizer))
     _hook_graph(torch.cuda.graphs.CUDAGraph, observer)
+    if hasattr(torch.accelerator, "Graph"):  # PyTorch 2.8 has none.
+        _hook_graph(torch.accelerator.Graph, observer)
+    after_import("torch._inductor.cudagraph_trees", observer.graphs.hook_recordings)
     after_import("torch._dynamo.callback", observer.graphs.hook_compilations)
     after_import("torch.amp.grad_scaler", lambda module: _hook_scaler(module.GradScaler, observer))
     observer.used.hook_autocast(torch)
@@ -73,13 +76,14 @@ def _hook_graph(graph: Any, observer: Observer) -> None:
             capture_end(self)
             succeeded = True
         finally:
-            counter.end_capture(succeeded=succeeded)
+            counter.end_capture(self._observed_number, succeeded=succeeded)
 
     @functools.wraps(replay)
     def note(self: Any) -> None:
         counter.replayed.append(self._observed_number)
         replay(self)
 
+    graph._observed_number = 0  # An object that never captured may be replayed, which PyTorch then rejects.
     graph.capture_begin, graph.capture_end, graph.replay = begin, end, note
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import time
-from types import ModuleType
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
 
 import torch
 
@@ -15,18 +19,24 @@ from launch.observe.steps.readings import Counts
 from launch.train.inspection.capture_blockers import compile_obstacle, compiled_functions
 
 _ON_A_CPU = "compiled without CUDA graphs (CPU)"
+_OPTIMIZERS = f"{Path(torch.__file__).parent / 'optim'}/"
 
 
 class GraphCounter:
     """Counts a program's captures and replays. ``graphs`` counts CUDA graphs, or compiled functions if there is no GPU."""
 
     def __init__(self, spec: RunSpec) -> None:
-        self.begun = self.captures = self.graphs = 0
+        self.captures = self.graphs = 0
         self.replayed: list[int] = []
         """The numbers of the graphs that were replayed, in order, without those that :meth:`since_last_step` has returned."""
         self._taken = 0
         self._of_evaluations = 0
-        """How many functions were compiled while gradients were off."""
+        """How many functions were compiled for evaluations."""
+        self._begun = 0
+        self._evaluations: set[int] = set()
+        """The numbers of the graphs that were captured for evaluations."""
+        self._inductor_trains = False
+        """Whether Inductor records a function that trains."""
         self._spec = spec
         self._cuda = spec.placement.device == "cuda"
         self._seen = (0, 0)
@@ -49,41 +59,67 @@ class GraphCounter:
 
         def end(*_: object) -> None:
             compiled = compiled_functions() - begun.pop()
-            if not torch.is_grad_enabled():
+            if not _may_train():
                 self._of_evaluations += compiled
 
         callback.on_compile_end(end)
+
+    def hook_recordings(self, trees: ModuleType) -> None:
+        """Note what Inductor records. It turns gradients off in training too, so ask what the function is for."""
+        manager, inference = trees.CUDAGraphTreeManager, trees.CompilationMode.INFERENCE
+        record = manager.record_function
+
+        @functools.wraps(record)
+        def record_function(self_: Any, inputs: Any, function: Any) -> Any:
+            self._inductor_trains = self_.id_to_mode[function] is not inference
+            try:
+                return record(self_, inputs, function)
+            finally:
+                self._inductor_trains = False
+
+        manager.record_function = record_function
 
     def restart(self) -> None:
         """Count again from the program's beginning."""
         self.graphs, self._seen = 0, (0, 0)
 
+    @property
+    def may_train(self) -> bool:
+        """Whether a graph that is captured now may train."""
+        return self._inductor_trains or _may_train()
+
     def begin_capture(self) -> int:
         """Return the number of the graph that is captured."""
         self.capturing = True
         self._began = time.monotonic()
-        self.begun += 1
-        return self.begun
+        self._begun += 1
+        if not self.may_train:
+            self._evaluations.add(self._begun)
+        return self._begun
 
-    def end_capture(self, *, succeeded: bool) -> None:
+    def end_capture(self, number: int, *, succeeded: bool) -> None:
         self.capturing = False
-        if succeeded:
+        if succeeded and number not in self._evaluations:
             self.captures += 1
             self._capture_seconds += time.monotonic() - self._began
 
     def since_last_step(self, counts: Counts) -> tuple[int, list[int]]:
-        """Return the number of new graphs, and the numbers of the graphs replayed, in the step that ended at ``counts``."""
+        """Return the number of new graphs, and the numbers of the graphs replayed, in the step that ended at ``counts``.
+
+        Leave out those of evaluations.
+        """
         captures, frames = self._seen
         self._seen = counts[0], counts[2]
         replayed = self.replayed[: counts[1] - self._taken]
         # In place, because a replay in another thread may add to it.
         del self.replayed[: len(replayed)]
         self._taken += len(replayed)
-        return (counts[0] - captures if self._cuda else counts[2] - frames), replayed
+        trained = [number for number in replayed if number not in self._evaluations]
+        return (counts[0] - captures if self._cuda else counts[2] - frames), trained
 
     def stats(self, phases: PhaseTracker) -> GraphStats:
         """Return the proof of replay after the last timed step."""
-        spec, training = self._spec, count_training_replays(phases.replayed)
+        spec, training = self._spec, count_training_replays(phases.replayed, recaptured=phases.recaptures > 0)
         return GraphStats(
             impl=spec.cuda_graph.impl if spec.graphed or not self.graphs else "command",
             effective_scope=spec.cuda_graph.scope or tuple(filter(None, [spec.cuda_graph.name])),
@@ -101,6 +137,10 @@ class GraphCounter:
         """Return why a complete run does not show its graphs, or None."""
         if not self._spec.graphed or phases.phase == "measure":
             return None
+        if not self.graphs and self._evaluations:
+            return CaptureError(
+                f"the program captured graphs only where gradients were off: it trained {phases.steps} steps eagerly"
+            )
         if not self.graphs:
             what = "CUDA graph" if self._cuda else "compiled function"
             obstacle = compile_obstacle()
@@ -111,3 +151,13 @@ class GraphCounter:
             f"the program still {what} in the last of {phases.steps} steps: give every step the same shapes (pad "
             "sequences, drop the last batch of an epoch), or train for more steps"
         )
+
+
+def _may_train() -> bool:
+    """Return whether what runs now computes gradients, or uses them in an optimizer's step."""
+    if torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+        return True
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not frame.f_code.co_filename.startswith(_OPTIMIZERS):
+        frame = frame.f_back
+    return frame is not None

@@ -63,6 +63,10 @@ class Graph:
         if self.breaks == when: raise RuntimeError("the capture fails")
     def replay(self): pass
 
+class AcceleratorGraph:
+    breaks, _break = "", Graph._break
+    capture_begin, capture_end, replay = Graph.capture_begin, Graph.capture_end, Graph.replay
+
 class Event:
     set, seconds = 0, float("inf")
     def __init__(self, enable_timing=False): pass
@@ -82,6 +86,7 @@ class Trace:
     def end(self, steps): return Probed(Probe(1.0, 10.0, 1.0, 1.0, None), kernels_of([], steps), Launches(9.0, 1.0, 0.0))
 
 torch.cuda.graphs.CUDAGraph = torch.cuda.CUDAGraph = Graph
+torch.accelerator.Graph = AcceleratorGraph
 torch.cuda.Event, torch.cuda.current_device = Event, lambda: 0
 torch.cuda.current_stream = lambda device=None: SimpleNamespace(device=torch.device("cuda", 0))
 torch.cuda.is_initialized = lambda: True

@@ -8,6 +8,8 @@ import re
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -433,6 +435,30 @@ def test_what_is_compiled_for_an_evaluation_is_no_recompilation(
     assert proof["graphs"]["recompilations"] == recompilations and proof["graphs"]["compiled"] == 2
 
 
+@pytest.mark.parametrize("where", ["optimizer", "backward"])
+def test_what_is_compiled_in_an_optimizer_or_a_backward_pass_is_a_recompilation(tmp_path: Path, where: str) -> None:
+    """Gradients are off there, too."""
+    makes = """
+@torch.compile(backend="eager", dynamic=False)
+def scale(values): return values * 1.0
+class Optimizer(torch.optim.SGD):
+    size = 1
+    @torch.no_grad()
+    def step(self):
+        if WHERE == "optimizer": scale(torch.ones(self.size))
+        super().step()
+optimizer = Optimizer(model.parameters(), lr=0.1)
+data ="""
+    program = PROGRAM.replace("optimizer =", "unused =").replace("data =", makes.replace("WHERE", repr(where)), 1)
+    hook = "    loss.register_hook(lambda _: (scale(torch.ones(size)), None)[1])\n" if where == "backward" else ""
+    program = program.replace(
+        "    loss.backward()", f"    optimizer.size = size = 2 if number == 8 else 1\n{hook}    loss.backward()"
+    )
+    seen = observe(tmp_path, program, spec_of(graphed=True))
+    (proof,) = seen.events("proof")
+    assert (proof["graphs"]["recompilations"], proof["graphs"]["compiled"]) == (1, 3)
+
+
 @pytest.mark.parametrize("since", [0, 8])
 def test_an_eager_run_that_compiles_does_not_pass_as_eager(tmp_path: Path, since: int) -> None:
     program = PROGRAM.replace("run(batch)", f"(run if number >= {since} else model)(batch)")
@@ -734,6 +760,103 @@ def test_a_graph_of_an_evaluation_leaves_the_proof_of_training_as_it_is(
     stats = GraphStats(**proof["graphs"])
     assert (stats.proven, stats.recompilations) == (proven, 0 if proven else 1)
     assert stats.launches_per_step == 1 and stats.expected_replays == STEPS - 3 - 5
+
+
+EVALUATES = """
+    with torch.no_grad():
+        if number == {first}:
+            evaluation = torch.cuda.CUDAGraph()
+            evaluation.capture_begin()
+            evaluation.capture_end()
+        if number >= {first} and number % {every} == 0: evaluation.replay()
+    if number == 4:"""
+
+
+@pytest.mark.parametrize(("first", "every"), [(0, 1), (2, 2), (5, 2), (8, 1), (9, 3)])
+@pytest.mark.parametrize("eager_steps", [(), (8,), (9, 10)])
+def test_graphs_without_gradients_neither_prove_nor_disprove_training(
+    tmp_path: Path, first: int, every: int, eager_steps: tuple[int, ...]
+) -> None:
+    evaluates = EVALUATES.format(first=first, every=every)
+    program = BY_HAND.replace("EAGER", repr(eager_steps)).replace("\n    if number == 4:", evaluates)
+    seen = observe(tmp_path, program, spec_of(graphed=True, steps=STEPS, device="cuda"))
+    (proof,) = seen.events("proof")
+    stats, steps = GraphStats(**proof["graphs"]), STEPS - 5
+    assert (stats.graphs, stats.recompilations, stats.launches_per_step) == (1, 0, 1)
+    assert (stats.replays, stats.expected_replays) == (steps - len(eager_steps), steps)
+    assert [one.phase for one in seen.steps] == ["warmup"] * 4 + ["capture", "settle", "settle"] + ["measure"] * (
+        STEPS - 7
+    )
+    assert [event["phase"] for event in seen.events("enter")][:5] == ["init", "warmup", "capture", "settle", "measure"]
+
+
+def test_a_program_that_only_evaluates_from_graphs_has_no_proof(tmp_path: Path) -> None:
+    program = BY_HAND.replace("number == 4", "False").replace("number > 4", "number < 0")
+    program = program.replace("    if False:", EVALUATES.format(first=0, every=1).replace("number == 4", "False"), 1)
+    seen = observe(tmp_path, program.replace("EAGER", "()"), spec_of(graphed=True, steps=STEPS - 3, device="cuda"))
+    assert seen.diagnosis.outcome == "CAPTURE_FAILED", seen.diagnosis
+    assert "captured graphs only where gradients were off" in seen.diagnosis.message
+    assert not GraphStats(**seen.events("proof")[0]["graphs"]).proven
+
+
+@pytest.mark.parametrize("where", ["backward", "optimizer", "evaluation"])
+def test_a_graph_trains_if_it_is_captured_in_a_backward_pass_or_an_optimizer(tmp_path: Path, where: str) -> None:
+    calls = {
+        "backward": "    loss.register_hook(lambda _: capture(number))\n    loss.backward()",
+        "optimizer": "    loss.backward()\n    optimizer.number = number",
+        "evaluation": "    loss.backward()\n    with torch.no_grad(): capture(number)",
+    }
+    makes = """
+class Optimizer(torch.optim.SGD):
+    number = 0
+    @torch.no_grad()
+    def step(self):
+        capture(self.number)
+        super().step()
+def capture(number):
+    if number == 4:
+        graph.capture_begin()
+        graph.capture_end()
+optimizer = Optimizer(model.parameters(), lr=0.1)
+def compute"""
+    program = BY_HAND.replace("number == 4", "False").replace("EAGER", "()").replace("def compute", makes, 1)
+    program = program.replace("    loss.backward()", calls[where])
+    seen = observe(tmp_path, program, spec_of(graphed=True, steps=STEPS - 3, device="cuda"))
+    assert GraphStats(**seen.events("proof")[0]["graphs"]).proven == (where != "evaluation")
+
+
+@pytest.mark.parametrize(("mode", "proven"), [("FORWARD", True), ("BACKWARD", True), ("INFERENCE", False)])
+def test_inductor_says_whether_a_graph_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, proven: bool
+) -> None:
+    """It records with gradients off in every mode."""
+
+    class Manager:
+        id_to_mode: ClassVar = {7: mode}
+
+        def record_function(self, inputs: Any, function: int) -> None:
+            inputs.capture_begin()
+            inputs.capture_end()
+
+    modes = SimpleNamespace(INFERENCE="INFERENCE")
+    trees = SimpleNamespace(CUDAGraphTreeManager=Manager, CompilationMode=modes)
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", cast(Any, trees))
+    records = """        import sys
+        manager = sys.modules["torch._inductor.cudagraph_trees"].CUDAGraphTreeManager()
+        with torch.no_grad(): manager.record_function(graph, 7)
+        print({"step": number, "loss": 0.5})
+    if number > 4"""
+    program = BY_HAND.replace("EAGER", "()")
+    captures = program[program.index("        graph.capture_begin()") : program.index("    if number > 4")]
+    program = program.replace(captures + "    if number > 4", records)
+    seen = observe(tmp_path, program, spec_of(graphed=True, steps=STEPS - 3, device="cuda"))
+    assert GraphStats(**seen.events("proof")[0]["graphs"]).proven == proven
+
+
+def test_graphs_of_the_accelerator_count_too(tmp_path: Path) -> None:
+    program = BY_HAND.replace("EAGER", "()").replace("torch.cuda.CUDAGraph()", "torch.accelerator.Graph()")
+    seen = observe(tmp_path, program, spec_of(graphed=True, steps=STEPS - 3, device="cuda"))
+    assert GraphStats(**seen.events("proof")[0]["graphs"]).proven
 
 
 def test_graphs_made_before_the_first_step_count_as_captured_in_it(tmp_path: Path) -> None:

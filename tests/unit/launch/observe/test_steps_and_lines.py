@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launch.observe.steps.metric_log import Known, MetricLog, columns_in, columns_in_line
 from launch.observe.steps.phase_tracker import PhaseTracker, TrainingReplays, count_training_replays
@@ -81,6 +83,8 @@ def test_phases_follow_from_what_was_captured_when(graphed: bool, captures: str,
         "an evaluation at every step": ("13 13 13", (6, 2, True)),
         "a step without a replay": ("12 12 _ 12 12", (8, 2, False)),
         "a step that replays less": ("1122 1122 12 1122", (14, 4, False)),
+        "a part captured again and again": ("1 12 1 13 1 14", (6, 1, False)),
+        "a part captured again, and replayed twice": ("1 12 12 1 1 1 13 13 1", (9, 1, False)),
         "captured again early": ("12 13 13 13 13", (9, 2, False)),
         "captured again late": ("12 12 12 13 13", (8, 2, False)),
         "half captured again and again": ("12 12 13 13 14 14 15 15", (8, 1, False)),
@@ -92,11 +96,64 @@ def test_replays_of_an_evaluation_neither_prove_nor_disprove_those_of_training(
     steps: str, expected: tuple[int, int, bool]
 ) -> None:
     replayed = [Counter(int(graph) for graph in step if graph != "_") for step in steps.split()]
-    assert count_training_replays(replayed) == TrainingReplays(*expected)
+    assert count_training_replays(replayed, recaptured=True) == TrainingReplays(*expected)
+
+
+@pytest.mark.parametrize(
+    ("steps", "steady"),
+    {
+        "a graph for each size of a batch": ("1 2 3 1 1 2", True),
+        "two graphs for each size of a batch": ("12 34 12 34", True),
+        "an eager step among them": ("1 2 _ 1 2", False),
+        "a step of one graph instead of two": ("12 34 1 34", False),
+        "another number of micro-batches": ("11 11 1111 11 1111 1111", False),
+        "an evaluation at every other step": ("1 133 1 133", True),
+    }.values(),
+)
+def test_steps_may_replay_graphs_that_were_all_captured_before(steps: str, steady: bool) -> None:
+    replayed = [Counter(int(graph) for graph in step if graph != "_") for step in steps.split()]
+    training = count_training_replays(replayed, recaptured=False)
+    complete = training.replays == training.per_step * len(replayed) > 0
+    assert (training.steady, complete) == (steady, steady)
+
+
+def test_a_step_among_batches_of_different_sizes_may_lack_replays() -> None:
+    replayed = [Counter([1]), Counter([2]), Counter[int](), Counter([3]), Counter([1, 9])]
+    assert count_training_replays(replayed, recaptured=False) == TrainingReplays(4, 1, False)
+
+
+GRAPHS = st.lists(st.integers(1, 4), max_size=4).map(Counter)
+
+
+@given(st.lists(GRAPHS, min_size=2, max_size=12), st.booleans(), st.data())
+def test_a_step_without_a_replay_has_no_proof(
+    replayed: list[Counter[int]], recaptured: bool, data: st.DataObject
+) -> None:
+    replayed[data.draw(st.integers(0, len(replayed) - 1))] = Counter()
+    training = count_training_replays(replayed, recaptured=recaptured)
+    assert not training.steady and not training.replays == training.per_step * len(replayed) > 0
+
+
+@given(GRAPHS.filter(bool), st.integers(3, 12), st.sets(st.integers(0, 11)), st.booleans())
+def test_the_same_evaluation_in_a_minority_of_steps_keeps_the_proof(
+    trains: Counter[int], steps: int, evaluates: set[int], recaptured: bool
+) -> None:
+    evaluated = {step for step in evaluates if step < steps and 2 * len(evaluates) < steps}
+    replayed = [trains + Counter([9, 9]) if step in evaluated else trains for step in range(steps)]
+    per_step = sum(trains.values())
+    assert count_training_replays(replayed, recaptured=recaptured) == TrainingReplays(steps * per_step, per_step, True)
+
+
+@given(GRAPHS.filter(bool), st.integers(2, 12), st.integers(1, 12))
+def test_a_graph_that_is_captured_again_has_no_proof(trains: Counter[int], steps: int, every: int) -> None:
+    """Another graph replays in each step all the time."""
+    replayed = [trains + Counter([10 + step] * (step % every == 0)) for step in range(2 * steps)]
+    again = len(range(0, 2 * steps, every)) > 1
+    assert count_training_replays(replayed, recaptured=True).steady is not again
 
 
 def test_without_steps_nothing_was_replayed() -> None:
-    assert count_training_replays([]) == TrainingReplays(0, 0, False)
+    assert count_training_replays([], recaptured=False) == TrainingReplays(0, 0, False)
 
 
 LINES: dict[str, dict[str, float]] = {
