@@ -168,7 +168,7 @@ class Observer:
             return
         self._catch_up()
         phases = self._steps.phases
-        if self._graphed and self.graphs.may_train and phases.phase in ("warmup", "settle"):
+        if self._graphed and self.graphs.purpose.may_train and phases.phase in ("warmup", "settle"):
             self._rank.recorder.enter("capture", phases.steps)
 
     def take_clipping(self, norm: Any, max_norm: Any, norm_type: Any) -> None:

@@ -26,7 +26,7 @@ def install(torch: ModuleType, observer: Observer) -> None:
     _hook_graph(torch.cuda.graphs.CUDAGraph, observer)
     if hasattr(torch.accelerator, "Graph"):  # PyTorch 2.8 has none.
         _hook_graph(torch.accelerator.Graph, observer)
-    after_import("torch._inductor.cudagraph_trees", observer.graphs.hook_recordings)
+    after_import("torch._inductor.cudagraph_trees", observer.graphs.purpose.hook_recordings)
     after_import("torch._dynamo.callback", observer.graphs.hook_compilations)
     after_import("torch.amp.grad_scaler", lambda module: _hook_scaler(module.GradScaler, observer))
     observer.used.hook_autocast(torch)

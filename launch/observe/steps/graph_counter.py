@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 import time
-from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any
-
-import torch
+from types import ModuleType
 
 from launch.contract.errors import CaptureError
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
-from launch.observe.steps.phase_tracker import PhaseTracker, count_training_replays
+from launch.observe.steps.capture_purpose import CapturePurpose, may_train
+from launch.observe.steps.phase_tracker import PhaseTracker
 from launch.observe.steps.readings import Counts
+from launch.observe.steps.training_replays import count_training_replays
 from launch.train.inspection.capture_blockers import compile_obstacle, compiled_functions
 
 _ON_A_CPU = "compiled without CUDA graphs (CPU)"
-_OPTIMIZERS = f"{Path(torch.__file__).parent / 'optim'}/"
 
 
 class GraphCounter:
@@ -35,8 +30,7 @@ class GraphCounter:
         self._begun = 0
         self._evaluations: set[int] = set()
         """The numbers of the graphs that were captured for evaluations."""
-        self._inductor_trains = False
-        """Whether Inductor records a function that trains."""
+        self.purpose = CapturePurpose()
         self._spec = spec
         self._cuda = spec.placement.device == "cuda"
         self._seen = (0, 0)
@@ -59,41 +53,21 @@ class GraphCounter:
 
         def end(*_: object) -> None:
             compiled = compiled_functions() - begun.pop()
-            if not _may_train():
+            if not may_train():
                 self._of_evaluations += compiled
 
         callback.on_compile_end(end)
 
-    def hook_recordings(self, trees: ModuleType) -> None:
-        """Note what Inductor records. It turns gradients off in training too, so ask what the function is for."""
-        manager, inference = trees.CUDAGraphTreeManager, trees.CompilationMode.INFERENCE
-        record = manager.record_function
-
-        @functools.wraps(record)
-        def record_function(self_: Any, inputs: Any, function: Any) -> Any:
-            self._inductor_trains = self_.id_to_mode[function] is not inference
-            try:
-                return record(self_, inputs, function)
-            finally:
-                self._inductor_trains = False
-
-        manager.record_function = record_function
-
     def restart(self) -> None:
         """Count again from the program's beginning."""
         self.graphs, self._seen = 0, (0, 0)
-
-    @property
-    def may_train(self) -> bool:
-        """Whether a graph that is captured now may train."""
-        return self._inductor_trains or _may_train()
 
     def begin_capture(self) -> int:
         """Return the number of the graph that is captured."""
         self.capturing = True
         self._began = time.monotonic()
         self._begun += 1
-        if not self.may_train:
+        if not self.purpose.may_train:
             self._evaluations.add(self._begun)
         return self._begun
 
@@ -151,13 +125,3 @@ class GraphCounter:
             f"the program still {what} in the last of {phases.steps} steps: give every step the same shapes (pad "
             "sequences, drop the last batch of an epoch), or train for more steps"
         )
-
-
-def _may_train() -> bool:
-    """Return whether what runs now computes gradients, or uses them in an optimizer's step."""
-    if torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
-        return True
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and not frame.f_code.co_filename.startswith(_OPTIMIZERS):
-        frame = frame.f_back
-    return frame is not None

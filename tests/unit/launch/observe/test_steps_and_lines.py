@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.observe.steps.metric_log import Known, MetricLog, columns_in, columns_in_line
-from launch.observe.steps.phase_tracker import PhaseTracker, TrainingReplays, count_training_replays
+from launch.observe.steps.phase_tracker import PhaseTracker
 from launch.observe.steps.step_groups import StepGroups
+from launch.observe.steps.training_replays import TrainingReplays, count_training_replays
 
 ROOT = Path(__file__).parents[4]
 
