@@ -68,7 +68,10 @@ class Site(Host):
 
     def job_ids(self, name: str) -> list[str]:
         """Return the job ids that the sweep's command has got from sbatch and recorded so far."""
-        found = [read_json(path)["job_id"] for path in self.sweep(name).submissions.glob("[!.]*.json")]
+        found = []
+        for path in self.sweep(name).submissions.glob("[!.]*.json"):
+            with contextlib.suppress(FileNotFoundError):  # The command discards what sbatch refuses.
+                found.append(read_json(path)["job_id"])
         return [job_id for job_id in found if job_id]
 
     def has_ended(self, name: str, *run_ids: str) -> bool:

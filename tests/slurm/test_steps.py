@@ -200,8 +200,8 @@ def test_a_job_that_is_put_back_into_the_queue_goes_on_with_what_had_not_begun(
     wait_until(lambda: bundle.state() == "PENDING", 60, "the job to be back in the queue", bundle.state)
     # Otherwise Slurm would wait for two minutes.
     cluster.run("scontrol", "update", f"JobId={bundle.job}", "StartTime=now")
-    # Until then squeue may list it in no state for seconds.
-    wait_until(lambda: len(bundle.allocations()) == 2, 120, "the job to start again", bundle.output)
+    # Until then squeue may list it in no state for seconds. If the job was still completing, Slurm does wait.
+    wait_until(lambda: len(bundle.allocations()) == 2, 240, "the job to start again", bundle.output)
     bundle.wait_until_over()
     requeued = bundle.outcome(0)
     assert (requeued.outcome, requeued.failure_class) == ("PREEMPTED", "REQUEUED"), bundle.output()
