@@ -51,8 +51,8 @@ sweep:
 """500 seeds, 5 rates, eager and graphed, 2 repeats: 10,000 runs, whose GPU memory is forecast."""
 PROFILE = "partition: gpu\ngpu_memory_gib: 80\n"
 """A cluster with the least that a forecast needs."""
-SLOWER = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
-"""With the first, each command would compile all of its modules. With the second, it would write each line on its own."""
+SHELL_SETTINGS = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
+"""What commands run without. With the first, each command would compile all of its modules. With the second, it would write each line on its own."""
 
 WRITE = """\
 from pathlib import Path
@@ -85,7 +85,7 @@ def measure(name: str, promise: str, command: Sequence[str], repeats: int) -> Ro
     Raises:
         RuntimeError: the command failed.
     """
-    settings = {name: value for name, value in os.environ.items() if name not in SLOWER}
+    settings = {name: value for name, value in os.environ.items() if name not in SHELL_SETTINGS}
     os.sync()  # Write the prepared files back now, not during the measurement.
     seconds, peak = [], 0
     for turn in range(repeats + 1):

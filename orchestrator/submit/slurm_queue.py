@@ -119,7 +119,7 @@ def _await_job(sweep: SweepPaths, submission: Submission, scheduler: JobMonitor)
 
 def _find_job(sweep: SweepPaths, submission: Submission, scheduler: JobMonitor) -> str | None:
     """Return the job that squeue or sacct lists under the submission's name and no other of that name has, or None."""
-    # A submission of another name may have the id too: after a crash, Slurm gives ids again.
+    # A submission of another name may have the id too: after a crash, slurmctld may assign ids a second time.
     known = {other.job_id for other in read_submissions(sweep) if other.name == submission.name}
     return max(set(scheduler.find(submission.name, submission.time)) - known, key=int, default=None)
 

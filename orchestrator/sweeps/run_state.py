@@ -161,7 +161,7 @@ def _state(
     state = _state_of_attempt(owner, run, number, expect, precedents)
     if owner.job is not None:
         state = replace(state, job=owner.job)
-    # On a host, nobody asks for another attempt of a run with results but for another run's sake: spare a file for each bundle.
+    # On a host, a run with results is ordered again only as a partner. Its order is not read, which saves a file per bundle.
     is_settled = state.has_results and not state.failed and not owner.on_slurm
     if is_settled or not owner.has_abandoned(run_id, number) or (state.finished and owner.cancelled(run_id)):
         return state

@@ -129,7 +129,7 @@ class JobMonitor:
             )
 
     def _forget_reused_ids(self, submissions: Iterable[Submission]) -> None:
-        """Forget what is known of an id that a later submission has got. After a crash, Slurm gives ids again."""
+        """Forget the job of an id that a later submission has. After a crash, slurmctld may assign ids a second time."""
         earlier = self._numbers
         asked = {job_id: one.number for one in submissions for job_id in one.job_ids()}
         self._numbers = earlier | {job_id: max(number, earlier.get(job_id, 0)) for job_id, number in asked.items()}

@@ -30,7 +30,7 @@ class Probe:
     computing_ms: Amount
     host_ms: Amount | None
     waits: Amount | None = None
-    """How often the host waits for the device between the first and the last launch. Older records lack it."""
+    """How often the host waits for the device between the first and the last launch."""
 
 
 @dataclass(frozen=True)
