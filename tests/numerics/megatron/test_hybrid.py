@@ -42,6 +42,7 @@ def losses_of(spec: RunSpec) -> tuple[list[float], int, int]:
         assert idle == []
         stats = engine.graph_stats()
         assert stats.proven or not spec.graphed
+        assert stats.effective_scope == spec.cuda_graph.scope
         return losses, stats.graphs, stats.launches_per_step
 
 

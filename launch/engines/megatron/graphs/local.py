@@ -28,11 +28,12 @@ class LocalCudaGraphs(MegatronCapture):
     """
 
     mechanism = "CudaGraphManager, a forward and a backward graph for each layer"
-    # A GPT layer is captured whole, even if the scope names only a part of it (transformer/transformer_layer.py:467).
-    scope = ()
 
     def __init__(self, spec: RunSpec, schedule: Schedule, optimizer: Any) -> None:
         super().__init__(spec, schedule, optimizer)
+        # A GPT layer is captured whole, even if the scope names only a part of it (transformer/transformer_layer.py:467).
+        # In a hybrid model, a scope names the layers.
+        self.scope = spec.cuda_graph.scope if spec.model.hybrid_override_pattern else ()
         modules = (module for chunk in schedule.chunks for module in chunk.modules())
         self._managers = [module for module in modules if isinstance(module, CudaGraphManager)]
 
