@@ -85,8 +85,10 @@ def _bottleneck(eager: EagerStep | None, graphed: GraphedStep | None) -> str:
     if eager is None or graphed is None:
         return "-"
     host = "the host waits for the GPU within a step, so its own time is unknown"
-    if graphed.host_ms is not None:
+    if graphed.host_ms is not None and graphed.host_ms <= graphed.step_ms:
         host = f"the host takes {graphed.host_ms:.2f} of {graphed.step_ms:.2f} ms"
+    elif graphed.host_ms is not None:  # Tracing slows the host down.
+        host = f"the host takes {graphed.host_ms:.2f} ms in a traced step (a timed step takes {graphed.step_ms:.2f} ms)"
     bound = classify_bound(eager, graphed)
     if bound == "device":
         return "GPU-bound"

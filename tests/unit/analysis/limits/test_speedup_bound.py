@@ -312,6 +312,16 @@ def test_the_report_says_how_far_and_what_captures_cost(tmp_path: Path) -> None:
     assert cell["replay"]["launches_seen"] == 8
 
 
+def test_a_host_that_the_trace_slows_down_takes_no_share_of_the_timed_step(tmp_path: Path) -> None:
+    def slowed(run: AttemptRecord) -> None:
+        timed(run)
+        if run.spec.graphed:
+            change_probe(0, host_ms=18.0)(run)
+
+    text = write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=slowed)).markdown.read_text()
+    assert "the host takes 18.00 ms in a traced step (a timed step takes 17.00 ms)" in text
+
+
 @pytest.mark.parametrize(
     ("busy", "computing", "said"),
     [
