@@ -33,3 +33,8 @@ class ParameterSketch:
     def distance(self, other: ParameterSketch) -> float:
         """Return an estimate of the norm of the difference of two parameters."""
         return math.dist(self.sums, other.sums)
+
+    def differs_in_single_elements(self, other: ParameterSketch) -> bool:
+        """Return whether at most a quarter of the sums differ. Sums without an element are 0 and do not count."""
+        pairs = [pair for pair in zip(self.sums, other.sums, strict=True) if any(pair)]
+        return 4 * sum(own != its for own, its in pairs) <= len(pairs)

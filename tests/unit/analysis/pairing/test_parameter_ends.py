@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from analysis.pairing.eager_baseline import MissingRun
 from analysis.pairing.parameter_ends import compare_ends
 from analysis.report.write_report import write_report
 from analysis.sweep.judge_sweep import judge_sweep
 from launch.contract.records.parameter_sketch import SUMS, ParameterSketch
+from launch.train.telemetry.parameter_digest import sketches_since, sum_parameters
 from tests.records import AttemptRecord, write_sweep
 
 NAMES = ("embedding", "query.weight", "query.bias", "key.bias", "norm.weight", "norm.bias", "expert.weight", "head")
@@ -64,6 +66,30 @@ def test_a_fault_in_several_parameters_does_not_hide_itself() -> None:
     wrong = ("query.bias", "norm.weight", "norm.bias")
     found = judge([run(1, 1e-4), run(2, 1e-4)], run(3, 1e-4, wrong=wrong))
     assert all(name in found.reason for name in wrong)
+
+
+def rounded_run(seed: int, drift: float, frozen: float = 0.0) -> Any:
+    """Return a run with bf16 parameters of 32 elements each. They move by less than a unit in the last place of most elements.
+
+    A ``frozen`` share of the updates to the first parameter is lost.
+    """
+    shared, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
+    begun, ended = {}, {}
+    for place in range(20):
+        begin, update = 1 + 3 * torch.rand(32, generator=shared), 0.004 * torch.randn(32, generator=shared)
+        update *= 1 + drift * torch.randn(32, generator=own)
+        begun[str(place)] = begin.bfloat16()
+        ended[str(place)] = (begin + update * (1 - frozen * (place == 0))).bfloat16()
+    sketches = sketches_since(sum_parameters(begun), sum_parameters(ended))
+    return SimpleNamespace(parameter_ends={(0, sketch.name): sketch for sketch in sketches})
+
+
+def test_a_bf16_element_that_is_rounded_the_other_way_is_no_fault() -> None:
+    eager = [rounded_run(seed, 0.02) for seed in range(3)]
+    doubts = [judge(eager, rounded_run(seed, 0.02)) for seed in range(10, 60)]
+    assert not any(doubts), next(filter(None, doubts)).reason
+    found = judge(eager, rounded_run(99, 0.02, frozen=1.0))
+    assert found and found.reason.startswith("parameters end far from those of eager runs: 0 on rank 0"), found
 
 
 def test_routing_of_other_tokens_to_experts_is_no_fault() -> None:
