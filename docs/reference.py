@@ -354,11 +354,13 @@ def silent_refusals() -> str:
 
 MEASURED = {
     "launch_bound": "A dense model whose host is the limit, one H200, torch_native",
+    "launch_bound_compiled": "The same model compiled whole, one H200, torch_native",
     "qwen3_8l": "Eight layers of Qwen3-30B-A3B, one H200, torch_native",
     "qwen3_8l_parallel": "The same over four H200s",
     "qwen3_8l_megatron": "The same on Megatron-Core, one H200",
     "qwen3_8l_megatron_parallel": "The same on Megatron-Core, over four H200s",
     "gpt_oss_20b_2gpu_engines": "GPT-OSS-20B whole, over two H200s, both engines",
+    "hybrid_mamba": "A hybrid of Mamba-2 layers, attention and MLPs, one H200, Megatron-Core 0.19",
     "llama3_8l": "Eight layers of Llama 3 8B, one H200, Megatron-Core 0.19",
     "two_nodes": "A small mixture of experts over two nodes, four H200s, torch_native",
 }
