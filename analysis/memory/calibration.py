@@ -12,7 +12,7 @@ from statistics import median
 
 from analysis.memory.extrapolation import Bytes, fullest_run
 from analysis.memory.forecast import forecast
-from analysis.memory.measured_constants import MEASURED, SITE, Constants, is_measured
+from analysis.memory.measured_constants import MEASURED, SITE, Constants, is_certain
 from analysis.memory.term import total
 from launch.common.typed_json import Amount
 from launch.contract.paths import SweepPaths
@@ -89,7 +89,7 @@ def measured_cells(sweep: SweepPaths, plan: Plan) -> list[MeasuredCell]:
     found = []
     for cell in plan.cells:
         spec = cell.run_spec
-        if spec.placement.device != "cuda" or not is_measured(spec) or spec.fault.is_set:
+        if spec.placement.device != "cuda" or not is_certain(spec) or spec.fault.is_set:
             continue
         runs, phases = fullest_run(map(sweep.run, cell.repeat_ids))
         if runs:

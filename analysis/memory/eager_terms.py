@@ -19,6 +19,7 @@ NATIVE = "launch/engines/torch_native"
 FP8_WEIGHTS = "Transformer Engine 2.11, pytorch/module/base.py, get_weight_workspace"
 RING = "Transformer Engine 2.11, pytorch/attention/dot_product_attention/context_parallel.py"
 PACKED = "Transformer Engine 2.11, common/fused_attn/utils.cu, get_max_batch_size and get_max_tokens"
+COMPILED = f"{NATIVE}/compiled_model.py"
 RECOMPUTATION = f"{NATIVE}/layers/recomputation.py"
 NOTHING: frozenset[Part] = frozenset()
 
@@ -133,8 +134,17 @@ def _in_passing(rank: RankLoad, captured: frozenset[Part]) -> Iterator[Term]:
         of_layers.append(_recomputed_layer(rank))
     if rank.is_last:
         of_loss = [max(_loss(rank), _output_layer(rank), key=attrgetter("bytes")), *_logits_block(rank)]
-    yield from max(of_layers, of_loss, key=total)
+    of_model = [_whole_backward(rank)] if rank.spec.compiles_whole else []
+    yield from max(of_layers, of_loss, of_model, key=total)
     yield from _exchanged(rank)
+
+
+def _whole_backward(rank: RankLoad) -> Term:
+    """Return the gradients of a compiled model beyond its activations. Its backward pass is one function and returns all of them."""
+    kept = sum(rank.kept.values())
+    values = (mib(rank.state.weights), mib(kept))
+    formula = "{:.0f} MiB for all weights, less {:.0f} MiB of activations that are free by then"
+    return Term("backward pass: gradients", max(0, rank.state.weights - kept), formula, values, COMPILED)
 
 
 def _recomputed_layer(rank: RankLoad) -> Term:

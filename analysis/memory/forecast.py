@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from analysis.memory.eager_terms import eager_step, outside, step
 from analysis.memory.graph_terms import graph_executables, layer_capture, layer_replay, step_capture, step_replay
-from analysis.memory.measured_constants import MEASURED, Constants, unmeasured_settings
+from analysis.memory.measured_constants import MEASURED, Constants, uncertain_settings
 from analysis.memory.rank_load import CellLoad, RankLoad
 from analysis.memory.static_memory import state_of_stages
 from analysis.memory.term import Term, total
@@ -37,8 +37,8 @@ class RankForecast:
     """Where the figures come from if not from formulas: "extrapolated from 4 runs"."""
     checked: int = 0
     """The least device memory in which a step check fits, in bytes; 0 without step checks."""
-    unmeasured: tuple[str, ...] = ()
-    """The settings whose formulas were never compared with a run (measured_constants.unmeasured_settings)."""
+    uncertain: tuple[str, ...] = ()
+    """The settings that hardly any run had (measured_constants.uncertain_settings)."""
 
     def allocated(self, phase: Phase) -> int:
         return sum(term.bytes for term in self.phases[phase] if term.held == "allocated")
@@ -49,7 +49,7 @@ class RankForecast:
     @property
     def remark(self) -> str:
         """What a reader must know of the figures, or ""."""
-        return self.basis or f"never measured with {' and '.join(self.unmeasured)}" * bool(self.unmeasured)
+        return self.basis or f"uncertain with {' and '.join(self.uncertain)}" * bool(self.uncertain)
 
     @property
     def fullest_phase(self) -> Phase:
@@ -88,10 +88,10 @@ def _forecast(spec: RunSpec, constants: Constants, every: bool) -> list[RankFore
     ranks = [RankLoad(cell, stage, state) for stage, state in enumerate(state_of_stages(spec))]
     if not every:
         ranks = [rank for rank in ranks if not any(_holds_as_much(other, rank) for other in ranks[: rank.stage])]
-    around, unmeasured = outside(cell), unmeasured_settings(spec)
+    around, uncertain = outside(cell), uncertain_settings(spec)
     phases = [_phases(rank, around) for rank in ranks]
     return [
-        RankForecast(rank.stage, of_rank, rank.worst_imbalance, checked=_checked(rank, of_rank), unmeasured=unmeasured)
+        RankForecast(rank.stage, of_rank, rank.worst_imbalance, checked=_checked(rank, of_rank), uncertain=uncertain)
         for rank, of_rank in zip(ranks, phases, strict=True)
     ]
 

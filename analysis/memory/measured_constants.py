@@ -71,8 +71,8 @@ SITE = (
 """The constants that depend on GPUs, drivers and releases, outside of tensors that torch counts as allocated."""
 
 
-def unmeasured_settings(spec: RunSpec) -> tuple[str, ...]:
-    """Return the settings of ``spec`` whose formulas come from the code alone, since no run had them. A word each."""
+def uncertain_settings(spec: RunSpec) -> tuple[str, ...]:
+    """Return the settings of ``spec`` that no run had, or runs of one model alone. A word each."""
     settings = {
         "fp8": spec.training.fp8 != "none",
         "a compiled model": spec.compiles_whole,
@@ -81,6 +81,6 @@ def unmeasured_settings(spec: RunSpec) -> tuple[str, ...]:
     return tuple(name for name, is_set in settings.items() if is_set)
 
 
-def is_measured(spec: RunSpec) -> bool:
+def is_certain(spec: RunSpec) -> bool:
     """Return whether reports show the error of forecasts for the settings of ``spec``. They cover both engines and both releases."""
-    return spec.engine != "command" and not unmeasured_settings(spec)
+    return spec.engine != "command" and not uncertain_settings(spec)

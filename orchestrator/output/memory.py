@@ -21,7 +21,7 @@ GROUPS: dict[Held, str] = {
     "outside": "outside of the allocator",
 }
 UNKNOWN_ERROR = "It assumes that memory grows linearly with this flag. How far that is off is unknown"
-UNMEASURED = "Formulas of {} come from the code alone. How far they are off is unknown"
+UNCERTAIN = "At most one model was measured with {}. How far the forecast is off for others is unknown"
 RELIABILITY = "docs/results/forecast/report.md shows how far forecasts were off"
 
 
@@ -56,8 +56,8 @@ def print_memory(label: str, ranks: Sequence[RankForecast]) -> None:
         print("\nby pipeline stage:", ", ".join(size(each.peak) for each in ranks))
     if rank.worst_imbalance:
         print(f"\nif every token of its group chose experts of this rank: {size(rank.worst_imbalance)} more")
-    unmeasured = UNMEASURED.format(" and ".join(rank.unmeasured)) if rank.unmeasured else RELIABILITY
-    print(f"\n{UNKNOWN_ERROR if rank.basis else unmeasured}")
+    uncertain = UNCERTAIN.format(" and ".join(rank.uncertain)) if rank.uncertain else RELIABILITY
+    print(f"\n{UNKNOWN_ERROR if rank.basis else uncertain}")
 
 
 def print_calibration(result: CalibrationResult, file: Path) -> None:

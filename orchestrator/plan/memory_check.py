@@ -8,7 +8,7 @@ from itertools import combinations
 
 from analysis.memory.extrapolation import ProgramRuns
 from analysis.memory.forecast import RankForecast, fullest_rank
-from analysis.memory.measured_constants import ERROR, MEASURED, Constants, is_measured
+from analysis.memory.measured_constants import ERROR, MEASURED, Constants, is_certain
 from analysis.memory.static_memory import state_bytes
 from launch.common.text import listed, size
 from launch.contract.plan import Cell, Plan, Reason
@@ -87,7 +87,7 @@ class MemoryCheck:
         return self._found[cell.cell_id]
 
     def _reasons(self, cell: Cell) -> Iterator[Reason]:
-        """Yield why ``cell`` does not fit. The forecast of an unmeasured configuration only warns."""
+        """Yield why ``cell`` does not fit. The forecast of an uncertain configuration only warns."""
         gib = self.target.gpu_memory_gib
         if gib is None or _is_expected(cell) or (spec := cell.run_spec).placement.device != "cuda":
             return
@@ -95,7 +95,7 @@ class MemoryCheck:
         if (state := state_bytes(spec)) > most:
             message = f"weights, gradients and optimizer state of a rank take {state / 2**30:.1f} GiB before the first step, and "
             yield Reason(self._rule, f"{message}{self._limit}", _state_fix(spec, most))
-        elif is_measured(spec) and (rank := self._fullest(cell)) and rank.needed > most * (1 + ERROR):
+        elif is_certain(spec) and (rank := self._fullest(cell)) and rank.needed > most * (1 + ERROR):
             message = f"a rank needs at least {size(rank.needed)} by forecast, which may be off by {ERROR:.0%}, and "
             yield Reason(self._rule, f"{message}{self._limit}", _fix(spec))
 
