@@ -42,7 +42,7 @@ def summarise(results: Sequence[CellResult], margins: Margins = DEFAULT_MARGINS)
     quick = margins.mode == "quick"
     unvalidated, decision = _describe_unvalidated(results), headline(results, quick=quick)
     lack = f"**{'Not all' if decision else 'Nothing'} was validated**: {unvalidated}." if unvalidated else ""
-    lack += " The report has the fixes." if unvalidated and any(result.cell.reasons for result in results) else ""
+    lack += _tell_fix(results) if unvalidated else ""
     verdicts = Counter(result.verdict.verdict for result in results if result.verdict)
     cells = Counter(str(result.cell.state) for result in results)
     return Summary(
@@ -55,6 +55,12 @@ def summarise(results: Sequence[CellResult], margins: Margins = DEFAULT_MARGINS)
         headline=one_line(" ".join(filter(None, (lack, decision)))),
         notes=tuple(map(one_line, filter(None, make_notes(results, decision, margins)))),
     )
+
+
+def _tell_fix(results: Sequence[CellResult]) -> str:
+    fixes = {reason.remedy for result in results for reason in result.cell.reasons}
+    several = " The report has the fixes." if fixes else ""
+    return f" Fix: {fixes.pop().rstrip('.')}." if len(fixes) == 1 else several
 
 
 def _describe_unvalidated(results: Sequence[CellResult]) -> str:

@@ -28,11 +28,22 @@ def _sets_graphs_itself(spec: RunSpec) -> bool:
 
 def _ranks_of_other_layouts(spec: RunSpec) -> list[str]:
     """Return the sizes of the run that torchrun's flags in the command contradict. Its words gpu, auto and 1:4 tell nothing."""
-    flags = {"placement.ranks_per_node": r"nproc[-_]per[-_]node", "placement.nodes": "nnodes"}
-    sizes = {"placement.ranks_per_node": spec.placement.ranks_per_node, "placement.nodes": spec.placement.nodes}
     words = " ".join(command_words(spec, {}))
-    found = {size: re.search(rf"(?<!\S)--{flag}[= ](\d+)(?!\S)", words) for size, flag in flags.items()}
-    return [size for size, number in found.items() if number and int(number[1]) != sizes[size]]
+    sizes = {
+        "placement.ranks_per_node": (ranks_per_node(words), spec.placement.ranks_per_node),
+        "placement.nodes": (_number_of("nnodes", words), spec.placement.nodes),
+    }
+    return [name for name, (size, of_run) in sizes.items() if size not in (None, of_run)]
+
+
+def ranks_per_node(command: str) -> int | None:
+    """Return how many ranks torchrun starts on a node, or None if ``command`` does not tell."""
+    return _number_of("nproc[-_]per[-_]node", command)
+
+
+def _number_of(flag: str, command: str) -> int | None:
+    found = re.search(rf"(?<!\S)--{flag}[= ](\d+)(?!\S)", command)
+    return int(found[1]) if found else None
 
 
 RULES: tuple[Rule, ...] = (

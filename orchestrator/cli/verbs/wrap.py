@@ -18,6 +18,7 @@ from launch.common.command_line import Parser
 from launch.common.redact import Secrets
 from launch.common.text import count
 from launch.contract.plan import WRAPPED, Margins
+from launch.support.command import ranks_per_node
 from orchestrator.cli.arguments import add_allow_empty, add_budget, add_json, add_no_wait, add_target, redirect_messages
 from orchestrator.cli.verbs import sweep
 from orchestrator.errors import InputError, Problem, input_error
@@ -32,13 +33,14 @@ from orchestrator.sweeps.store import Store
 EXAMPLE = "wrap --eager 'python train.py --iters {steps}' --graphed 'python train.py --iters {steps} --cuda-graphs'"
 LEAST_STEPS = 110
 """Enough steps for a verdict of EQUIVALENT, which needs 100 after the capture."""
-FOR_COMMANDS: Mapping[str, tuple[int, str]] = {
-    "repeats": (3, "number of runs of each program"),
+FOR_COMMANDS: Mapping[str, tuple[int | None, str]] = {
+    "repeats": (3, "number of runs of each program (default: 3)"),
     "steps": (
         LEAST_STEPS,
-        "number of optimizer steps to compare; {steps} in a command becomes this number, on a GPU plus three for the profiler",
+        "number of optimizer steps to compare; {steps} in a command becomes this number, on a GPU plus three for the profiler "
+        f"(default: {LEAST_STEPS})",
     ),
-    "ranks": (1, "number of ranks that the program starts"),
+    "ranks": (None, "number of ranks that the program starts (default: its --nproc-per-node, or 1)"),
 }
 """The defaults of options that apply only to commands, and what they are."""
 
@@ -61,9 +63,7 @@ def add_arguments(parser: Parser) -> None:
         help="with --from-logs, compare only the steps after K (default: all steps)",
     )
     for option, (default, what) in FOR_COMMANDS.items():
-        parser.add_argument(
-            f"--{option}", type=int, default=default, metavar="N", help=f"{what} (default: %(default)s)"
-        )
+        parser.add_argument(f"--{option}", type=int, default=default, metavar="N", help=what)
     parser.add_argument(
         "--allow-difference", action="append", default=[], metavar="NAME",
         help="allow runs to differ in this flag (without dashes) or provenance field, such as settings.NCCL_ALGO; "
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     workdir = Path.cwd()
     eager, graphed = _only("--eager", arguments.eager), _only("--graphed", arguments.graphed)
     code = describe_code(workdir, f"{eager} {graphed}".split())["digest"]
-    counts = arguments.steps, arguments.repeats, arguments.ranks
+    counts = arguments.steps, arguments.repeats, arguments.ranks or ranks_per_node(eager) or 1
     commands = WrappedCommands(eager, graphed, str(workdir), code, *counts, _margins(arguments))
     text = commands.recipe
     with redirect_messages(arguments):

@@ -300,10 +300,13 @@ def test_nothing_run_is_said_first_and_does_not_pass(tmp_path: Path) -> None:
     assert report.exit_code == 4
     assert report.summary.startswith(
         f"**Nothing was validated**: no graphed cell could run. Not validated: `torch, lr 0.001`; "
-        f"`local, lr 0.001` ({HOST.rule}: {HOST.message}). The report has the fixes. "
+        f"`local, lr 0.001` ({HOST.rule}: {HOST.message}). Fix: {HOST.remedy}. "
     )
     assert "No cell ran: 1 cell rejected by a rule and 1 cell not runnable on this host or cluster." in report.summary
     assert "## Plots" not in report.markdown.read_text()
+    other = replace(HOST, remedy="capture another scope")
+    several = write_report(write_sweep(tmp_path / "two", workloads=0, extra=[extra[0], Extra(not_here, (other,))]))
+    assert f"{HOST.message}). The report has the fixes." in several.summary and "Fix:" not in several.summary
 
 
 def test_expected_failures_are_counted_as_such(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_graphed_cell_that_cannot_run_here_is_missing(capsys: pytest.CaptureFi
         "**Not all was validated**: 1 of 2 graphed cells cannot run on this host or cluster. Not validated: "
     )
     assert (
-        f"torch, lr 0.001 (host.gpus: {reason.message}). The report has the fixes. A CPU shows nothing about CUDA graphs: "
+        f"torch, lr 0.001 (host.gpus: {reason.message}). Fix: go elsewhere. A CPU shows nothing about CUDA graphs: "
         in first
     )
     assert ElementTree.parse(elsewhere / "out.xml").getroot().attrib["errors"] == "1"

@@ -124,6 +124,16 @@ def test_wrap_speaks_of_its_own_options_and_of_the_recipe_that_it_prints(
     assert "set --steps 104 or more\n" in capsys.readouterr().out
 
 
+def test_wrap_starts_as_many_ranks_as_the_command(monkeypatch: pytest.MonkeyPatch, elsewhere: Path) -> None:
+    plans: list[Plan] = []
+    monkeypatch.setattr("orchestrator.cli.verbs.sweep.run_sweep", lambda _, plan, *__, **___: plans.append(plan) or 0)
+    (elsewhere / "a.sh").touch()
+    for number in ("--nproc-per-node 2", "--nproc_per_node=3", "--nproc-per-node gpu", "--standalone"):
+        eager = f"sh a.sh {number}"
+        assert main(["wrap", "--eager", eager, "--graphed", f"{eager} --graphs"]) == 0
+    assert [plan.cells[0].spec["placement"]["ranks_per_node"] for plan in plans] == [2, 3, 1, 1]
+
+
 @pytest.mark.parametrize(
     "command", [["sweep", TINY], ["wrap", "--eager", "sh a.sh", "--graphed", "sh a.sh --graphs"]], ids=lambda c: c[0]
 )
