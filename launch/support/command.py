@@ -91,22 +91,9 @@ RULES: tuple[Rule, ...] = (
         fix="Set resources.device=cuda, or run eager cells alone.",
     ),
     CommandRule(
-        "command.steps", ("training.steps", "cuda_graph.warmup_steps"),
-        "a run needs a measured step after its warm-up, its capture and two steps to settle",
-        lambda spec: spec.training.steps <= spec.first_measured,
-        fix="Raise training.steps; a verdict of EQUIVALENT needs 100 steps after the capture.",
-    ),
-    CommandRule(
         "command.ranks", (), "--nproc-per-node or --nnodes of command.run is another number",
         _ranks_of_other_layouts,
         fix="Write {ranks_per_node} and {nodes} there, or the command's numbers in resources.gpus_per_node and nodes (wrap: "
         "--ranks).",
-    ),
-    CommandRule(
-        "command.world_size", ("parallelism.world_size", "placement.nodes", "placement.ranks_per_node"),
-        "the degrees of parallelism must be 1 or more, and multiply to nodes * gpus_per_node",
-        lambda spec: min(spec.parallelism.world_size, spec.placement.nodes) < 1
-        or spec.parallelism.world_size != spec.placement.nodes * spec.placement.ranks_per_node,
-        fix="Set resources.nodes and gpus_per_node, and leave parallelism out.",
     ),
 )  # fmt: skip

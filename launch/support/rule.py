@@ -32,6 +32,7 @@ UNCOMPILED = (
 UNPACKED = "data.packed_sequences=false and data.max_documents=null"
 
 RELEASES: tuple[MegatronCore, ...] = get_args(MegatronCore)
+ALL_ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 
 _PLAIN = re.compile(r"[\w./:-]+")
 _RESOURCES = {

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from launch.contract.graph_impls import GRAPH_IMPLS, GRAPH_SCOPES, MOE_SCOPES
 from launch.contract.spec import EngineName, RunSpec
-from launch.support.rule import CONFIG, GRAPH, MCORE, MegatronRule, Rule
+from launch.support.rule import ALL_ENGINES, CONFIG, GRAPH, MCORE, MegatronRule, Rule
 
-ALL_ENGINES = get_args(EngineName)
 SCOPED = ", ".join(name for name, row in GRAPH_IMPLS.items() if row.takes_scope)
 
 
@@ -31,15 +28,9 @@ def _captures_whole_layers(spec: RunSpec) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "scope.impl_unknown", ("cuda_graph.impl",), "cuda_graph.impl must name a known implementation",
-        lambda spec: spec.cuda_graph.impl not in GRAPH_IMPLS,
-        fix=f"Use one of {', '.join(GRAPH_IMPLS)}.",
-        source=f"{CONFIG}:1717; launch/contract/graph_impls.py",
-    ),
-    Rule(
         "scope.impl_engine", ("engine", "cuda_graph.impl"),
         f"torch_native has {_names_on('torch_native')}, and megatron has {_names_on('megatron')}",
-        lambda spec: spec.cuda_graph.impl in GRAPH_IMPLS and spec.engine not in spec.cuda_graph.implementation.engines,
+        lambda spec: spec.engine not in spec.cuda_graph.implementation.engines,
         fix="Set cuda_graph.impl=transformer_engine, or cuda_graph.impl=torch, or cuda_graph.impl=full_iteration and "
         "cuda_graph.scope=[], or engine=torch_native, or engine=megatron.",
         source=f"{CONFIG}:1717",

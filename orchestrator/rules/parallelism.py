@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch.support.rule import CONFIG, MCORE, MegatronRule, Rule
+from launch.support.rule import ALL_ENGINES, CONFIG, MCORE, MegatronRule, Rule
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -13,6 +13,7 @@ RULES: tuple[Rule, ...] = (
         fix="Choose tp * cp * pp * dp equal to resources.nodes * resources.gpus_per_node. If dp is left out, it is computed "
         "where possible.",
         source=f"{MCORE}parallel_state.py:738",
+        engines=ALL_ENGINES,
     ),
     Rule(
         "layout.expert_parallel_dense", ("parallelism.ep", "parallelism.etp", "model.num_moe_experts"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from launch.contract.records.events import SETTLE_STEPS
 from launch.contract.spec import Model, RunSpec
 from launch.megatron_config.determinism import ALLOW
-from launch.support.rule import ARITHMETIC, CONFIG, MCORE, MegatronRule, Rule
+from launch.support.rule import ALL_ENGINES, ARITHMETIC, CONFIG, MCORE, MegatronRule, Rule
 
 LARGEST_LEAN_BETA = 0.996
 """Numbers of 8 significant bits are at most 2**-8 apart, relative to the larger one. A smaller step from it rounds back."""
@@ -101,13 +101,6 @@ RULES: tuple[Rule, ...] = (
         fix="Set training.fp8=current, or training.fp8=none, or training.recompute_modules=[].",
         source=f"{CONFIG}:1243",
     ),
-    MegatronRule(
-        "training.offloading", ("training.cpu_offloading", "training.recompute", "parallelism.pp"),
-        "CPU offloading excludes recomputation and pipeline stages",
-        lambda spec: spec.training.cpu_offloading and (spec.training.recompute != "none" or spec.parallelism.pp > 1),
-        fix="Set training.cpu_offloading=false.",
-        source=f"{CONFIG}:1144, :1149",
-    ),
     Rule(
         "training.window", ("training.steps", "cuda_graph.warmup_steps"),
         f"a run needs a measured step after its warm-up, 1 step of capture and {SETTLE_STEPS} to settle",
@@ -115,6 +108,7 @@ RULES: tuple[Rule, ...] = (
         fix=f"Raise training.steps to cuda_graph.warmup_steps + {SETTLE_STEPS + 2} or more (EQUIVALENT needs 100 steps after the "
         "capture).",
         source="docs/rules.md, Measured steps",
+        engines=ALL_ENGINES,
     ),
     Rule(
         "training.gradient_precision", ("training.gradient_precision", "training.precision"),

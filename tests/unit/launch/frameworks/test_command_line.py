@@ -102,7 +102,6 @@ def test_doubled_braces_are_the_program_s_own() -> None:
     ("command", "graph", "rule"),
     [
         (Command(run="t"), SCOPES, "command.framework"),
-        (Command(run="t"), CudaGraph(warmup_steps=97), "command.steps"),
         (Command("megatron_lm", "t"), SCOPES, None),
         # Its cell would capture mlp, and be called one of attn and moe_router.
         (Command("megatron_lm", "t --cuda-graph-scope mlp"), SCOPES, "command.graph_flags"),

@@ -83,7 +83,6 @@ M_0_19 = {"engine": "megatron", "megatron_core": "0.19"}
 ON_CUDA = Placement(device="cuda")
 
 VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
-    "scope.impl_unknown": (graphed("transfomer_engine"), graphed("cudagraph", **M)),
     "scope.impl_engine": (graphed("local"), graphed("torch", **M), graphed("torch_compile", **M)),
     "scope.unknown": (graphed(TE, "atn"), graphed(TE, "full_iteration", **M), graphed(TE, "atn", engine="command")),
     "scope.not_taken": (graphed("none", "attn"), graphed("torch_compile", "attn"), graphed("full_iteration", "mlp")),
@@ -227,7 +226,7 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     "model.sigmoid": (
         spec(model=dataclasses.replace(MOE, moe_router_score_function="sigmoid", moe_router_order="topk_then_softmax")),
     ),
-    "layout.world": (spec(placement__nodes=2), spec(parallelism__dp=2)),
+    "layout.world": (spec(placement__nodes=2), spec(parallelism__dp=2), spec(parallelism__dp=2, engine="command")),
     "layout.expert_world": (spec(model=MOE, **on_ranks(2, ep=4)), spec(model=MOE, **on_ranks(4, pp=4, ep=2))),
     "layout.expert_parallel_dense": (spec(**on_ranks(2, ep=2)), spec(**on_ranks(2, etp=2))),
     "layout.experts": (spec(model=dataclasses.replace(MOE, num_moe_experts=6), **on_ranks(4, ep=4)),),
@@ -328,11 +327,11 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
             **M,
         ),
     ),
-    "training.offloading": (
-        spec(training__cpu_offloading=True, training__recompute="selective", **M),
-        spec(training__cpu_offloading=True, **on_ranks(2, pp=2), **M),
+    "training.window": (
+        spec(training__steps=6),
+        spec(cuda_graph__warmup_steps=97),
+        spec(cuda_graph__warmup_steps=97, engine="command"),
     ),
-    "training.window": (spec(training__steps=6), spec(cuda_graph__warmup_steps=97)),
     "training.gradient_precision": (spec(training=Training(gradient_precision="bf16")),),
     "training.optimizer_precision": (
         spec(training=Training(optimizer_precision="lean")),
@@ -575,8 +574,8 @@ def test_a_fix_leads_to_a_cell_that_its_engine_runs(rule: str) -> None:
 
 
 def test_no_fix_leads_to_what_an_engine_always_refuses() -> None:
-    """launch.support rejects the local graphs of megatron. Only megatron has them, but they remain a known name."""
-    assert [rule.id for rule in RULES if re.search(r"\blocal\b", rule.fix)] == ["scope.impl_unknown"]
+    """launch.support rejects the local graphs of megatron, and only megatron has them."""
+    assert not [rule.id for rule in RULES if re.search(r"\blocal\b", rule.fix)]
 
 
 def test_rules_are_named_once_and_say_what_holds_what_to_do_and_where_it_comes_from() -> None:
