@@ -353,14 +353,14 @@ def _events(spec: RunSpec) -> list[dict[str, Any]]:
     writer.phase("warmup", 0, 1.0)
     if spec.graphed:
         writer.phase("capture", warmup, 1.2, graphs=_stats(spec, replays=0))
-    writer.write("parameters", "settle", warmup + spec.graphed, digest="first")
+    writer.write("parameters", "settle", warmup + spec.graphed, digest="first", sketches=[])
     writer.phase("settle", warmup + spec.graphed, 1.1)
     for step in spec.checked_steps:
         phase = "settle" if phase_of(spec, step) == "settle" else "measure"
         writer.write("step_check", phase, step, check=dataclasses.asdict(StepCheck(step, tensors=40)))
     writer.phase("measure", warmup + spec.graphed + SETTLE_STEPS, 1.1)
     writer.phase("probe", steps, 1.1)
-    writer.write("parameters", "probe", steps, digest="last")
+    writer.write("parameters", "probe", steps, digest="last", sketches=[])
     if spec.graphed:
         writer.write("proof", "probe", steps, graphs=dataclasses.asdict(_stats(spec, steps - warmup - 1)))
     if spec.placement.device == "cuda":

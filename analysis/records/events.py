@@ -155,14 +155,14 @@ def parameter_digests(events: Events) -> dict[int, tuple[str, str]]:
 
 
 def last_of_kind(
-    events: Events, kind: str, read: Callable[[Mapping[str, Any]], Found | None], problems: list[str]
+    events: Events, kind: str, read: Callable[[Mapping[str, Any]], Found], problems: list[str]
 ) -> dict[int, Found]:
-    """Return each rank's last event of ``kind``, read by ``read``. Leave out events for which ``read`` returns None."""
+    """Return each rank's last event of ``kind``, read by ``read``."""
     return _last_by_rank(all_of_kind(events, kind, read, problems))
 
 
 def all_of_kind(
-    events: Events, kind: str, read: Callable[[Mapping[str, Any]], Found | None], problems: list[str]
+    events: Events, kind: str, read: Callable[[Mapping[str, Any]], Found], problems: list[str]
 ) -> dict[int, list[Found]]:
     """Return each rank's events of ``kind``, read by ``read``."""
     return _read_by_rank(events, kind, lambda event: read(event) if is_of(event, kind) else None, problems)

@@ -217,10 +217,12 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         probes=last_of_kind(events, "probe", _read(Probe, "probe"), problems),
         # Damaged kernels and rates are left out, because no verdict uses them.
         kernels=last_of_kind(events, "probe", _read(Kernels, "kernels"), []),
-        launches=last_of_kind(events, "probe", _launches, problems),
+        launches=last_of_kind(events, "probe", _read(Launches, "launches"), problems),
         rates=last_of_kind(events, "rates", _read(GpuRates, "rates"), []),
         parameters=parameter_digests(events),
-        parameter_ends=_by_place(last_of_kind(events, "parameters", _parameter_sketches, problems)),
+        parameter_ends=_by_place(
+            last_of_kind(events, "parameters", _read(tuple[ParameterSketch, ...], "sketches"), problems)
+        ),
         other_state=last_of_kind(events, "other_state", _read(StateChanges, "changes"), problems),
         sketches=_by_step(all_of_kind(events, "gradients", _read(StepSketch, "sketch"), problems)),
         imports=_imports(events, problems),
@@ -271,16 +273,6 @@ def _check_spec(run: RunPaths, run_id: str, planned: RunSpec, problems: list[str
 
 def _read(kind: type[Found], key: str) -> Callable[[Mapping[str, Any]], Found]:
     return lambda event: from_json(kind, event[key])
-
-
-def _launches(event: Mapping[str, Any]) -> Launches | None:
-    # Older records have none.
-    return from_json(Launches, event["launches"]) if "launches" in event else None
-
-
-def _parameter_sketches(event: Mapping[str, Any]) -> Sequence[ParameterSketch] | None:
-    # Older records have none.
-    return [from_json(ParameterSketch, one) for one in event["sketches"]] if "sketches" in event else None
 
 
 def _by_place(found: Mapping[int, Sequence[ParameterSketch]]) -> dict[tuple[int, str], ParameterSketch]:

@@ -172,7 +172,7 @@ def test_a_damaged_sketch_is_a_problem_of_the_run(tmp_path: Path, damage: dict[s
     def edit(record: AttemptRecord) -> None:
         sketch(record, 1e-5, ())
         if record.spec.graphed:
-            next(event for event in record.events[0] if "sketches" in event)["sketches"][0] |= damage
+            next(event for event in record.events[0] if event.get("sketches"))["sketches"][0] |= damage
 
     (found,) = (
         cell for cell in judge_sweep(write_sweep(tmp_path, edit=edit), lambda *_: None).results if cell.cell.graphed
