@@ -107,12 +107,12 @@ def compare_ends(
 
 
 def _distance(graphed: ParameterSketch, eager: ParameterSketch) -> float:
-    """Return how far two ends of a parameter are apart, or 0 if they differ in single elements.
+    """Return how far two ends of a parameter are apart, or 0 if single elements are rounded otherwise.
 
     A bf16 parameter of few elements may change by few units in the last place. An element near a tie is then rounded up in one
     run and down in another, which is a large share of that change, although no two eager runs need differ.
     """
-    return 0.0 if graphed.differs_in_single_elements(eager) else graphed.distance(eager)
+    return 0.0 if graphed.differs_by_rounding(eager) else graphed.distance(eager)
 
 
 def _least(place: _Place) -> float:

@@ -34,7 +34,14 @@ class ParameterSketch:
         """Return an estimate of the norm of the difference of two parameters."""
         return math.dist(self.sums, other.sums)
 
-    def differs_in_single_elements(self, other: ParameterSketch) -> bool:
-        """Return whether at most a quarter of the sums differ. Sums without an element are 0 and do not count."""
+    def differs_by_rounding(self, other: ParameterSketch) -> bool:
+        """Return whether few sums differ, each as if one element were its neighbour in bf16.
+
+        Few are two, or a quarter of those with an element; the others are 0. Neighbours differ by a power of two. It is at most
+        1/128 of the larger one, and thus of the norm.
+        """
         pairs = [pair for pair in zip(self.sums, other.sums, strict=True) if any(pair)]
-        return 4 * sum(own != its for own, its in pairs) <= len(pairs)
+        differences = [own - its for own, its in pairs if own != its]
+        largest = math.hypot(*self.sums) / 128
+        is_step = all(abs(math.frexp(one)[0]) == 0.5 and abs(one) <= largest for one in differences)
+        return is_step and len(differences) <= max(2, len(pairs) // 4)

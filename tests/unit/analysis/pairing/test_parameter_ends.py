@@ -68,27 +68,34 @@ def test_a_fault_in_several_parameters_does_not_hide_itself() -> None:
     assert all(name in found.reason for name in wrong)
 
 
-def rounded_run(seed: int, drift: float, frozen: float = 0.0) -> Any:
-    """Return a run with bf16 parameters of 32 elements each. They move by less than a unit in the last place of most elements.
+def rounded_run(seed: int, drift: float, *, moved: float = 0.004, frozen: int = 0, elements: int = 32) -> Any:
+    """Return a run with bf16 parameters of few ``elements``. By default, most move by less than a unit in the last place.
 
-    A ``frozen`` share of the updates to the first parameter is lost.
+    The first ``frozen`` elements of the first parameter get no update.
     """
     shared, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
     begun, ended = {}, {}
     for place in range(20):
-        begin, update = 1 + 3 * torch.rand(32, generator=shared), 0.004 * torch.randn(32, generator=shared)
-        update *= 1 + drift * torch.randn(32, generator=own)
-        begun[str(place)] = begin.bfloat16()
-        ended[str(place)] = (begin + update * (1 - frozen * (place == 0))).bfloat16()
+        begin, update = 1 + 3 * torch.rand(elements, generator=shared), moved * torch.randn(elements, generator=shared)
+        update *= 1 + drift * torch.randn(elements, generator=own)
+        if place == 0:
+            update[:frozen] = 0.0
+        begun[str(place)], ended[str(place)] = begin.bfloat16(), (begin + update).bfloat16()
     sketches = sketches_since(sum_parameters(begun), sum_parameters(ended))
     return SimpleNamespace(parameter_ends={(0, sketch.name): sketch for sketch in sketches})
 
 
-def test_a_bf16_element_that_is_rounded_the_other_way_is_no_fault() -> None:
-    eager = [rounded_run(seed, 0.02) for seed in range(3)]
-    doubts = [judge(eager, rounded_run(seed, 0.02)) for seed in range(10, 60)]
+@pytest.mark.parametrize("elements", [1, 4, 32])
+def test_a_bf16_element_that_is_rounded_the_other_way_is_no_fault(elements: int) -> None:
+    eager = [rounded_run(seed, 0.02, elements=elements) for seed in range(3)]
+    doubts = [judge(eager, rounded_run(seed, 0.02, elements=elements)) for seed in range(10, 60)]
     assert not any(doubts), next(filter(None, doubts)).reason
-    found = judge(eager, rounded_run(99, 0.02, frozen=1.0))
+
+
+@pytest.mark.parametrize(("frozen", "moved", "drift"), [(32, 0.004, 0.02), (1, 0.2, 0.001), (4, 0.2, 0.001)])
+def test_bf16_elements_that_get_no_update_are_no_rounding(frozen: int, moved: float, drift: float) -> None:
+    eager = [rounded_run(seed, drift, moved=moved) for seed in range(3)]
+    found = judge(eager, rounded_run(99, drift, moved=moved, frozen=frozen))
     assert found and found.reason.startswith("parameters end far from those of eager runs: 0 on rank 0"), found
 
 
