@@ -151,7 +151,9 @@ def _diverged(window: ComparisonWindow, place: int, sample: Sample) -> Verdict:
 
 def _inconclusive(window: ComparisonWindow, reason: str, *alternatives: str, noisy: bool = False) -> Verdict:
     reason += _of_several(window)
-    return Verdict("INCONCLUSIVE", reason, "", window.evidence, noisy=noisy, alternatives=alternatives)
+    found = Verdict("INCONCLUSIVE", reason, "", window.evidence, noisy=noisy, alternatives=alternatives)
+    # Both sides repeat themselves without it, so with margins of 0 the same difference would be DIVERGED.
+    return found.without([DETERMINISTIC]) if _is_repeatable(window) else found
 
 
 def _of_several(window: ComparisonWindow) -> str:

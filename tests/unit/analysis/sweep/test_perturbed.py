@@ -171,3 +171,19 @@ def test_a_perturbed_run_is_no_second_eager_repeat(graphed: int) -> None:
     after = {f"graphed {place}": run for place, run in enumerate(runs[2:])}
     found = judge_curves({"eager": runs[0]}, after, step, 0, Margins(), perturbed=runs[1])
     assert found.verdict == "INCONCLUSIVE" and "two complete eager repeats" in found.reason
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_deterministic_mode_is_no_advice_if_both_sides_repeat_themselves(repeatable: bool) -> None:
+    """There they would differ by the same rounding, and the verdict would be DIVERGED."""
+    step = np.arange(120)
+    noise = np.random.default_rng(1).normal(0, 0.5 * Margins().loss, (4, 120))
+    noise[0] = 0.0
+    eager, perturbed, *graphed = (
+        Steps(step, 5 - step / 40 + each, np.ones(120), np.ones(120), np.full(120, 8), np.full(120, "measure"))
+        for each in noise
+    )
+    after = {"graphed 0": graphed[0], "graphed 1": graphed[0 if repeatable else 1]}
+    found = judge_curves({"eager 0": eager, "eager 1": eager}, after, step, 0, Margins(), perturbed=perturbed)
+    assert found.verdict == "INCONCLUSIVE" and "the perturbed run differ" in found.reason
+    assert ("deterministic mode" in found.advice) is not repeatable and "lower the learning rate" in found.advice
