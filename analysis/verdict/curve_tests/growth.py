@@ -28,6 +28,8 @@ LONGEST = 3
 """The longest block is a third of the window. One block grows, one is compared with it, and one shows the rise before."""
 ACCELERATION = 1.5
 """The last rise must exceed all earlier rises of all graphed runs by this factor."""
+LEAST_RISE = 0.001
+"""Earlier rises count as this share of the margin at least. From 0 to a unit in the last place of float32 is no growth."""
 ABOVE_NOISE = 3.0
 """The last rise must exceed all rises of eager differences by this factor."""
 SHORT = 2
@@ -81,7 +83,7 @@ def _blocks(steps: int) -> Iterator[tuple[int, int]]:
 def _growth(sizes: Floats, eager: Floats, length: int, stride: int, margin: float) -> Growth | None:
     """Return the growth in the last block of ``length`` steps, or None."""
     levels, rises = _levels(sizes, length, stride)
-    last, earlier = rises[:, -1], rises[:, : -(length // stride)].max().clip(0)
+    last, earlier = rises[:, -1], rises[:, : -(length // stride)].max().clip(LEAST_RISE * margin)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         factor = last / earlier
         # A level stands for the middle of its block.

@@ -120,6 +120,13 @@ def test_noise_of_graphed_runs_beside_equal_eager_ones_is_not_growth(size: float
     assert share(0.0, lambda random: only_graphed * random.normal(0, size, (4, COMPARED))) <= 0.05
 
 
+@pytest.mark.parametrize("units", [0.4, 0.6, 1.0, 2.0])
+def test_differences_of_few_units_of_float32_beside_equal_eager_runs_are_not_growth(units: float) -> None:
+    """Most losses are then equal, and the differences of others are whole units, of 0.00024 margins each."""
+    unit = np.array([[0.0], [0.0], [1.0], [1.0]]) * 2**-22 / 1e-3
+    assert share(0.0, lambda random: unit * random.normal(0, units, (4, COMPARED)).round()) <= 0.05
+
+
 @pytest.mark.parametrize("steps", [8, 16, 33, 60])
 @pytest.mark.parametrize("kind", ["white", "correlated", "smooth"])
 def test_growth_that_eager_runs_show_as_well_does_not_count(steps: int, kind: str) -> None:
