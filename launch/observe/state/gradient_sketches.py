@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from itertools import count
 
 import torch
+from torch import nn
 
 from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
 from launch.observe.state.modules import modules_of_process
@@ -87,30 +88,46 @@ def parameter_names(parameters: Sequence[torch.Tensor], taken: Collection[str]) 
 def _names_in_modules(wanted: Set[int]) -> dict[int, str]:
     """Return names by id. Megatron's optimizers update fp32 copies, the ``main_param`` of the model's parameters."""
     names: dict[int, str] = {}
+    longest = longest_names()
     for module in modules_of_process():
-        for name, parameter in module.named_parameters():
+        for name, parameter in module._parameters.items():
             for key in {id(parameter), id(getattr(parameter, "main_param", None))} & wanted:
-                names[key] = _longer(names.get(key, ""), name)
+                names[key] = _longer(names.get(key, ""), longest.get((id(module), name), name))
     return names
 
 
-def _longer(known: str, name: str) -> str:
-    """Return the longer name, without prefixes: a module that only one side compiles must not change a name."""
-    return max(known, plain_name(name), key=lambda one: (len(one), one))
+def _longer(one: str, other: str) -> str:
+    return max(one, other, key=lambda name: (len(name), name))
 
 
 def longest_names() -> dict[tuple[int, str], str]:
     """Return the longest name of each parameter and buffer, by the id of its module and its name there."""
     paths: dict[int, str] = {}
-    for root in modules_of_process():
-        for path, module in root.named_modules():
-            # A dot, because a prefix ends with one.
-            paths[id(module)] = _longer(paths.get(id(module), ""), f"{path}.")
+    modules = modules_of_process()
+    counts = {id(module): sum(1 for _ in module.parameters()) for module in modules}
+    for root in modules:
+        for path, module in _paths(root, counts):
+            paths[id(module)] = _longer(paths.get(id(module), ""), path)
     return {
-        (id(module), name): f"{paths.get(id(module), '')}{name}".removeprefix(".")
-        for module in modules_of_process()
+        (id(module), name): f"{paths.get(id(module), '')}{name}"
+        for module in modules
         for name in (*module._parameters, *module._buffers)
     }
+
+
+def _paths(root: nn.Module, counts: Mapping[int, int]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of ``root``, each once, with their paths, which end with a dot. ``counts`` has their parameters by id.
+
+    Leave out the name of a child with all parameters of its module: only one side may wrap or compile it.
+    """
+    waiting, seen = [("", root)], {id(root)}
+    for path, module in waiting:
+        yield path, module
+        for name, child in module.named_children():
+            if id(child) not in seen:
+                seen.add(id(child))
+                is_wrapped = 0 < counts.get(id(module), 0) == counts.get(id(child))
+                waiting.append((path if is_wrapped else f"{path}{name}.", child))
 
 
 def plain_name(name: str) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from launch.contract.records.state_changes import NOT_STEPPED
+from launch.observe.state.gradient_sketches import longest_names, parameter_names
 from tests.unit.launch.observe.observed import PROGRAM, STEPS, observe, spec_of
 
 NORMED = PROGRAM.replace(
@@ -65,10 +67,7 @@ def test_a_digest_shows_whether_state_changes_after_the_capture(tmp_path: Path, 
     assert found[0]["unchanged"] == (["bias"] if name == "a parameter that is never updated" else []), found
     names = {one["last"]["name"] for one in found[0]["values"]}
     floats = {"running statistics": {"1.running_mean", "1.running_var"}, "averaged weights": {"weight", "bias"}}
-    floats["running statistics of a part that is held a second time, compiled"] = {
-        "net.1.running_mean",
-        "net.1.running_var",
-    }
+    floats["running statistics of a part that is held a second time, compiled"] = floats["running statistics"]
     copies = {"copy of weight", "copy of bias"}
     floats |= {"a list of averaged weights": copies, "new averaged weights in each step": copies}
     assert names == floats.get(name, set()), found
@@ -92,3 +91,19 @@ def test_the_digest_in_the_middle_shows_what_stops_changing_before_it(tmp_path: 
             event
         )
         assert [one.step for one in seen.steps if one.phase == "check"] == [STEPS // 2]
+
+
+class Wrapper(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner, self.loss = inner, torch.nn.MSELoss()
+
+
+def test_a_module_that_only_one_side_wraps_changes_no_name() -> None:
+    layer, norm = torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)
+    for first in (layer, Wrapper(layer)):
+        model = torch.nn.Sequential(first, norm)
+        root = Wrapper(Wrapper(model))
+        assert [*parameter_names([*root.parameters()], ()).values()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+        assert longest_names()[id(norm), "running_var"] == "1.running_var"
+        del model, root
