@@ -346,7 +346,7 @@ def _nearest(ran: Sequence[CellResult]) -> str:
 
 def _of_hardware(result: CellResult) -> str:
     share = result.speed.of_hardware
-    return "" if share is None else f" The hardware's limit is {share:.0%} of that step."
+    return "" if share is None else f" The hardware needs {share:.0%} of its step (section The hardware's limit)."
 
 
 def _either_slowed(result: CellResult) -> bool:

@@ -109,7 +109,7 @@ def test_the_report_shows_both_limits(tmp_path: Path) -> None:
         assert found["limit_ms"] == pytest.approx(sum(work["milliseconds"] for work in found["work"].values()))
         assert row[-1] == "50 TFLOP/s in fp32, 4.00 TB/s |"
     share = content["cells"][1]["roofline"]["of_hardware"]
-    assert f"The hardware's limit is {share:.0%} of that step." in report.summary
+    assert f"The hardware needs {share:.0%} of its step (section The hardware's limit)." in report.summary
 
 
 def rows(text: str) -> list[list[str]]:
