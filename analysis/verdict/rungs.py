@@ -296,7 +296,7 @@ def _describe_drift(window: ComparisonWindow, tested: MetricTests, least: float 
     )
     if tested.leaves and abs(tested.rise.value) > least * tested.rise.half_width:
         rise = f"{tested.rise.value:.3g} +- {tested.rise.half_width:.3g}"
-        return f"the {name} drifts: the difference rose by {rise} over the window, {leaves}"
+        return f"the {name} drifts: the difference changed by {rise} over the window, {leaves}"
     if not (growth := tested.growth):
         return ""
     late = growth.steps < window.evidence.steps

@@ -546,7 +546,7 @@ def test_what_drifts_towards_the_margin_does_not_pass() -> None:
     drifting = np.linspace(0, 0.9, STEPS)
     found = verdict(shifted(curve(graphed=True), drifting))
     assert found.verdict == "INCONCLUSIVE"
-    assert "the loss drifts: the difference rose by 0.00086" in found.reason
+    assert "the loss drifts: the difference changed by 0.00086" in found.reason
     assert "twice as many steps" in found.advice
     assert verdict(shifted(curve(graphed=True), drifting / 2)).verdict == "EQUIVALENT"
     assert verdict(shifted(curve(graphed=True), drifting[::-1])).verdict == "EQUIVALENT", (
