@@ -30,8 +30,8 @@ from launch.contract.records import (
     inspection,
     kernels,
     memory,
-    parameter_sketch,
     probe,
+    sketch,
     step_check,
     step_metrics,
 )
@@ -177,7 +177,7 @@ RECORDS: Mapping[str, tuple[type, ...]] = {
     "metrics.jsonl": (step_metrics.StepMetrics,),
     "events/rank<r>.jsonl": (
         memory.Memory, clocks.Clocks, graph_stats.GraphStats, probe.Probe, probe.Launches, gpu_rates.GpuRates,
-        parameter_sketch.ParameterSketch,
+        sketch.ChangedTensor, sketch.Sketch,
         step_check.StepCheck, step_check.TensorDifference, step_check.RoutingDifference, step_check.LayerResult,
         inspection.Inspection, inspection.Finding, kernels.Kernels, kernels.KernelTime,
     ),

@@ -16,7 +16,7 @@ from analysis.records.run import Attempt
 from analysis.verdict.verdict import Verdict
 from launch.common.grouped import grouped
 from launch.common.text import listed
-from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
+from launch.contract.records.sketch import Sketch
 from launch.contract.records.step_check import NOISE_MULTIPLE
 
 LEAST_OF_ITSELF, LEAST_OF_ALL = 1 / 16, 1 / 50
@@ -33,17 +33,15 @@ LEAST_NORM = 1 / 5000
 Losses hardly depend on such a parameter, so their curves agree even if the replay is wrong. Gradients that are mere rounding
 errors, such as that of a key's bias, have smaller norms.
 """
-ROUNDING, MEDIAN_MULTIPLE = 0.03, 2.5
-"""Rounding of other kernels makes a small gradient differ by at most the first share, or this multiple of the median share.
+MEDIAN_MULTIPLE, MOST_ROUNDING = 4.5, 1 / 8
+"""Rounding of other kernels makes a small gradient differ by at most LEAST_OF_ITSELF or this multiple of the median share, but by
+no more than the second share.
 
 In bf16, attention by another kernel moved the median gradient of 2 to 64 layers by 0.6 to 1.6%, and nearly all by less than three
 times that. Single gradients of layer norms moved by up to eleven times the median, so one gradient alone is no doubt.
 """
 LEAST_ALONE = 1 / 4
 """A small gradient that differs by this share is a doubt alone."""
-MOST_BY_CHANCE = 1 / 8
-"""Of gradients that count together, less than this number may look as different by chance. Two of them then do so in at most one
-of a hundred runs."""
 _HARDLY_SEEN = "Losses and gradient norms hardly depend on them, so agreeing curves prove little"
 _ROUTED = "This may be a fault, or rounding that routes tokens to other experts"
 MOST_NAMED = 3
@@ -51,7 +49,7 @@ FIRST_REPLAYS = 3
 
 _Place = tuple[int, str]
 """A rank, and the name of a parameter."""
-_Gradients = Mapping[_Place, GradientSketch]
+_Gradients = Mapping[_Place, Sketch]
 
 
 @dataclass(frozen=True)
@@ -192,42 +190,24 @@ def _differences(
 def _unexplained(replays: Sequence[_Differences]) -> dict[_Place, float]:
     """Return the small gradients whose differences neither noise nor rounding explains, each with its share over all ``replays``.
 
-    All steps count together, because estimates from few projections scatter.
+    All steps count together, because estimates from few sums scatter.
     """
     every = (item for differences in replays for item in differences.items())
     steps = grouped((place, one) for place, one in every if one.norm > LEAST_NORM * one.of_all)
     shares = {place: _root_mean_square([one.share for one in found]) for place, found in steps.items()}
-    if not shares:
-        return {}
-    usual = median(shares.values())
-    rounding = min(max(ROUNDING, MEDIAN_MULTIPLE * usual), LEAST_OF_ITSELF)
-    # Ranks may hold copies of one parameter, whose sketches are equal.
-    unlike = len({(name, share) for (_, name), share in shares.items()})
+    usual = median(shares.values()) if shares else 0.0
+    rounding = min(MEDIAN_MULTIPLE * usual, MOST_ROUNDING) if usual <= LEAST_OF_ITSELF else 0.0
     found = {
         place: share
         for place, share in shares.items()
-        if share > LEAST_OF_ITSELF
+        if share > max(LEAST_OF_ITSELF, rounding)
         and share > NOISE_MULTIPLE * _root_mean_square([one.noise / one.norm for one in steps[place]])
-        and (
-            usual > LEAST_OF_ITSELF
-            or unlike * _chance(share / rounding, PROJECTIONS * len(steps[place])) < MOST_BY_CHANCE
-        )
     }
     names = {name for _, name in found}
     alone = (
         place for place, share in found.items() if share > LEAST_ALONE or any(one.is_large for one in steps[place])
     )
     return found if len(names) > 1 or any(alone) else {}
-
-
-def _chance(ratio: float, projections: int) -> float:
-    """Return the chance that the root of the mean square of normal projections exceeds ``ratio`` times their standard deviation.
-
-    It is the upper tail of the chi-square distribution, in closed form for an even number of ``projections``. Projections of
-    sparse differences have lighter tails (Khintchine's inequality).
-    """
-    half = projections * ratio**2 / 2
-    return sum(math.exp(power * math.log(half) - half - math.lgamma(power + 1)) for power in range(projections // 2))
 
 
 def _root_mean_square(values: Sequence[float]) -> float:

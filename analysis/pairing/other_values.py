@@ -9,7 +9,8 @@ from itertools import combinations
 from analysis.verdict.verdict import Verdict
 from launch.common.grouped import grouped
 from launch.common.text import listed
-from launch.contract.records.state_changes import ChangedTensor, StateChanges
+from launch.contract.records.sketch import ChangedTensor
+from launch.contract.records.state_changes import StateChanges
 from launch.contract.records.step_check import NOISE_MULTIPLE
 
 LEAST_OF_ITSELF, LEAST_OF_CHANGE, LEAST_OF_ALL = 1 / 16, 1 / 2, 1 / 50

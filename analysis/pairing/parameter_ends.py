@@ -14,7 +14,7 @@ from analysis.pairing.eager_baseline import MissingRun
 from analysis.records.run import Attempt
 from analysis.verdict.verdict import Verdict
 from launch.common.text import listed
-from launch.contract.records.parameter_sketch import ParameterSketch
+from launch.contract.records.sketch import Sketch
 from launch.contract.records.step_check import NOISE_MULTIPLE
 
 LEAST_OF_CHANGE = 1 / 32
@@ -99,14 +99,14 @@ def compare_ends(
         change = max(own.change, *(one.change for one in found)) if len(found) == len(runs) else 0.0
         if change:
             distance, drift = (
-                min(_distance(own, one) for one in found),
-                max(a.distance(b) for a, b in combinations(found, 2)),
+                min(_distance(own.last, one.last) for one in found),
+                max(a.last.distance(b.last) for a, b in combinations(found, 2)),
             )
             ends[place] = _End(distance / change, drift / change)
     return ParameterEnds(ends, None if perturbed else missing)
 
 
-def _distance(graphed: ParameterSketch, eager: ParameterSketch) -> float:
+def _distance(graphed: Sketch, eager: Sketch) -> float:
     """Return how far two ends of a parameter are apart, or 0 if single elements are rounded otherwise.
 
     A bf16 parameter of few elements may change by few units in the last place. An element near a tie is then rounded up in one

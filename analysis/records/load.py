@@ -39,14 +39,13 @@ from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, Outcome, read_outco
 from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
 from launch.contract.plan import Cell, Plan, read_plan
 from launch.contract.records.gpu_rates import GpuRates
-from launch.contract.records.gradient_sketch import GradientSketch, StepSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import without_identity
 from launch.contract.records.imported_module import ImportedModule
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.kernels import Kernels
-from launch.contract.records.parameter_sketch import ParameterSketch
 from launch.contract.records.probe import Launches, Probe
+from launch.contract.records.sketch import ChangedTensor, Sketch, StepSketch
 from launch.contract.records.state_changes import StateChanges
 from launch.contract.records.step_check import StepCheck
 from launch.contract.skipped_runs import why_skipped
@@ -221,7 +220,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         rates=last_of_kind(events, "rates", _read(GpuRates, "rates"), []),
         parameters=parameter_digests(events),
         parameter_ends=_by_place(
-            last_of_kind(events, "parameters", _read(tuple[ParameterSketch, ...], "sketches"), problems)
+            last_of_kind(events, "parameters", _read(tuple[ChangedTensor, ...], "sketches"), problems)
         ),
         other_state=last_of_kind(events, "other_state", _read(StateChanges, "changes"), problems),
         sketches=_by_step(all_of_kind(events, "gradients", _read(StepSketch, "sketch"), problems)),
@@ -275,8 +274,8 @@ def _read(kind: type[Found], key: str) -> Callable[[Mapping[str, Any]], Found]:
     return lambda event: from_json(kind, event[key])
 
 
-def _by_place(found: Mapping[int, Sequence[ParameterSketch]]) -> dict[tuple[int, str], ParameterSketch]:
-    return {(rank, one.name): one for rank, sketches in found.items() for one in sketches}
+def _by_place(found: Mapping[int, Sequence[ChangedTensor]]) -> dict[tuple[int, str], ChangedTensor]:
+    return {(rank, one.last.name): one for rank, parameters in found.items() for one in parameters}
 
 
 def _graph_stats(event: Mapping[str, Any]) -> GraphStats:
@@ -309,8 +308,8 @@ def _modules(content: str) -> Mapping[str, ImportedModule]:
     return {name: from_json(ImportedModule, module) for name, module in json.loads(content).items()}
 
 
-def _by_step(found: Mapping[int, list[StepSketch]]) -> dict[int, dict[tuple[int, str], GradientSketch]]:
-    steps: dict[int, dict[tuple[int, str], GradientSketch]] = {}
+def _by_step(found: Mapping[int, list[StepSketch]]) -> dict[int, dict[tuple[int, str], Sketch]]:
+    steps: dict[int, dict[tuple[int, str], Sketch]] = {}
     for rank, sketches in found.items():
         for sketch in sketches:
             steps.setdefault(sketch.step, {}).update({(rank, one.name): one for one in sketch.gradients})

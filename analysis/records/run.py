@@ -12,13 +12,12 @@ from analysis.records.steps import Steps
 from launch.contract.outcomes import Outcome
 from launch.contract.records.clocks import Clocks
 from launch.contract.records.gpu_rates import GpuRates
-from launch.contract.records.gradient_sketch import GradientSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.imported_module import ImportedModule
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.kernels import Kernels
-from launch.contract.records.parameter_sketch import ParameterSketch
 from launch.contract.records.probe import Launches, Probe
+from launch.contract.records.sketch import ChangedTensor, Sketch
 from launch.contract.records.state_changes import StateChanges
 from launch.contract.records.step_check import StepCheck
 
@@ -84,11 +83,11 @@ class Attempt(EndedAttempt):
     """How long rank 0 spent on the measured steps by its host's clock, or 0 if it did not record it."""
     parameters: Mapping[int, tuple[str, str]]
     """The digests of parameters after the capture and at the end; ranks that did not record both are left out."""
-    parameter_ends: Mapping[tuple[int, str], ParameterSketch]
+    parameter_ends: Mapping[tuple[int, str], ChangedTensor]
     """Parameters after the last step, by rank and name; empty if they were not recorded."""
     other_state: Mapping[int, StateChanges]
     """What changed after the capture although no optimizer steps it, of a user's program."""
-    sketches: Mapping[int, Mapping[tuple[int, str], GradientSketch]]
+    sketches: Mapping[int, Mapping[tuple[int, str], Sketch]]
     """Gradients by step, then by rank and parameter."""
     imports: Mapping[str, ImportedModule]
     """The modules of rank 0 that no version of a package covers, by name."""

@@ -17,6 +17,7 @@ from launch.contract.errors import CaptureError
 from launch.contract.records.events import SETTLE_STEPS, Phase, StepPhase
 from launch.contract.records.inspection import INSPECTED_STEPS
 from launch.contract.records.probe import PROBED_STEPS
+from launch.contract.records.sketch import Sketch
 from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import RunSpec
 from launch.engines.profile_ranges import RANGES
@@ -27,7 +28,7 @@ from launch.train.inspection.check_memory import eager_step_bytes
 from launch.train.inspection.step_check import check_step
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.gpu_rates import measure_rates
-from launch.train.telemetry.parameter_digest import Sums, write_parameters
+from launch.train.telemetry.parameter_digest import write_parameters
 from launch.train.telemetry.profiler import probe
 from launch.train.telemetry.step_metrics import Metrics, PendingStep, StepTimer
 
@@ -54,7 +55,7 @@ def train(
     capture_step = engine.capture_step
     last_unsettled = spec.cuda_graph.warmup_steps - 1 if capture_step is None else capture_step
     checked, needed = spec.checked_steps, 0
-    after_capture: Sums = {}
+    after_capture: tuple[Sketch, ...] = ()
 
     def tokens_of(step: int) -> torch.Tensor:
         return batch(source, spec, step, dp_rank).to(mesh.device)
@@ -67,7 +68,7 @@ def train(
             needed = eager_step_bytes(mesh.device, mesh.world_size)
         recorder.enter(phase, step)
         if step == last_unsettled + 1:
-            after_capture = write_parameters(recorder, engine.named_parameters(), {})
+            after_capture = write_parameters(recorder, engine.named_parameters(), ())
         tensors = tokens_of(step)
         if step in checked:
             metrics.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 from analysis.pairing.parameter_ends import compare_ends
+from launch.contract.records.sketch import Sketch
 from launch.engines.perturbation import next_output
-from launch.train.telemetry.parameter_digest import sketches_since, sum_parameters
+from launch.train.telemetry.parameter_digest import changes_since, sketch_tensors
 
 STEPS, CAPTURED, WRONG_FROM = 60, 3, 17
 FAULTS = {
@@ -48,11 +48,11 @@ def train(seed: int, fault: str = "", parameter: str = "") -> Any:
         module.register_forward_hook(move)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     named, first = dict(model.named_parameters()), torch.empty(0)
-    begun: Mapping[str, tuple[float, ...]] = {}
+    begun: tuple[Sketch, ...] = ()
     for step in range(STEPS):
         active = step > CAPTURED
         if step == CAPTURED + 1:
-            begun = sum_parameters(named)
+            begun = sketch_tensors(named.items())
         tokens = torch.randint(16, (8, 9), generator=torch.Generator().manual_seed(step)).cumsum(dim=1) % 16
         hidden = model["layer"](model["embedding"](tokens[:, :-1]))  # type: ignore[index]
         loss = functional.cross_entropy(model["head"](hidden).flatten(0, 1), tokens[:, 1:].flatten())  # type: ignore[index]
@@ -64,7 +64,7 @@ def train(seed: int, fault: str = "", parameter: str = "") -> Any:
             first = first if len(first) else gradient.clone()
             FAULTS[fault](gradient, first)
         optimizer.step()
-    ends = {(0, one.name): one for one in sketches_since(begun, sum_parameters(named))}
+    ends = {(0, one.last.name): one for one in changes_since(begun, sketch_tensors(named.items()))}
     return SimpleNamespace(parameter_ends=ends)
 
 

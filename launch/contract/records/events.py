@@ -4,7 +4,7 @@ Every event has time (seconds since the epoch), kind, phase and step. The kinds 
 has the rank's pid and the identity of launch.contract.records.identity), "phase" (a phase ended: memory, clocks, seconds),
 "choices" (what the engine chose), "imports" (ImportedModule by name, as modules: of rank 0, without installed packages,
 before the first step and after the last), "capture" and "proof" (GraphStats), "parameters" (digest: of the rank's parameters
-before the first step after the capture, and after the last step; and then sketches: ParameterSketch, of what has changed), "other_state" (StateChanges as changes: the buffers, and the
+before the first step after the capture, and after the last step; and then ChangedTensor of each, as sketches), "other_state" (StateChanges as changes: the buffers, and the
 parameters that no optimizer steps, that a user's program has changed after its second step from the capture on, and what it
 has not changed since the middle of the run), "gradients" (StepSketch), "announced" (a user's program announces its first
 step: the rank's sketches and digests before it do not count, because their steps were counted otherwise), "step_check"

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launch.common.typed_json import Amount, Count
-from launch.contract.records.gradient_sketch import GradientSketch
+from launch.common.typed_json import Count
+from launch.contract.records.sketch import ChangedTensor
 
 NOT_STEPPED = " (no optimizer steps it)"
 """What follows the name of an unchanged tensor that no optimizer steps, such as an average. The weight may have the same name."""
-
-
-@dataclass(frozen=True)
-class ChangedTensor:
-    """A tensor of floats that has changed. ``last`` sketches its last value, and ``change`` estimates the norm of its change."""
-
-    last: GradientSketch
-    change: Amount
 
 
 @dataclass(frozen=True)

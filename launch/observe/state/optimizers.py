@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from launch.common.text import first_names
-from launch.contract.records.gradient_sketch import GradientSketch
+from launch.contract.records.sketch import Sketch
 from launch.contract.spec_ids import digest
 from launch.observe.construction import text_of
-from launch.observe.state.gradient_sketches import describe_weights, gradient_of, own_part, parameter_names, sketch
 from launch.observe.state.model_settings import model_settings
 from launch.observe.state.other_state import OtherState
+from launch.observe.state.parameters import describe_weights, gradient_of, own_part, parameter_names
 from launch.train.telemetry.event_log import Recorder
-from launch.train.telemetry.parameter_digest import Sums, write_parameters
+from launch.train.telemetry.parameter_digest import sketch_tensors, write_parameters
 
 _SETTINGS = ("lr", "weight_decay", "momentum", "betas", "eps")
 """The settings of an optimizer that are no choice of its implementation. A graph may need a learning rate that is a tensor."""
@@ -30,8 +30,8 @@ class Optimizers:
         self.seen: dict[int, torch.optim.Optimizer] = {}
         self._names: dict[int, str] = {}
         """The names of parameters by their ids."""
-        self._sums: Sums = {}
-        """The sums of parameters after the last capture."""
+        self._captured: tuple[Sketch, ...] = ()
+        """The parameters after the last capture."""
         self._other_state: OtherState | None = None
         self._since = 0
         """The number of steps before it."""
@@ -71,12 +71,16 @@ class Optimizers:
         }
         return {name: text for name, text in found.items() if text}
 
-    def sketch(self, optimizer: torch.optim.Optimizer) -> tuple[GradientSketch, ...]:
+    def sketch(self, optimizer: torch.optim.Optimizer) -> tuple[Sketch, ...]:
         """Return sketches of the gradients of ``optimizer``, before its step. The host waits."""
-        self._name(_parameters([optimizer]))
-        gradients = tuple(sketch(optimizer, self._names))
+        parameters = [*_parameters([optimizer])]
+        self._name(parameters)
+        found = ((self._names[id(one)], gradient_of(one)) for one in parameters)
+        gradients = sketch_tensors(
+            (name, own_part(one)) for name, one in found if one is not None and not one.is_sparse
+        )
         if self._begun is None and id(optimizer) not in self._weights:
-            self._weights[id(optimizer)] = describe_weights([*_parameters([optimizer])])
+            self._weights[id(optimizer)] = describe_weights(parameters)
         return gradients
 
     def _name(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -102,7 +106,7 @@ class Optimizers:
         self._name(stepped)
         named = zip([self._names[id(one)] for one in stepped], self.own_parameters(), strict=True)
         try:
-            self._sums = write_parameters(recorder, named, self._sums if at_end else {})
+            self._captured = write_parameters(recorder, named, self._captured if at_end else ())
         except _NO_DIGEST as error:
             recorder.note(f"parameters have no digest, so it is unknown whether they change: {error}")
 

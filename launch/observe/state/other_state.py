@@ -6,22 +6,20 @@ a parameter on which the loss depends little.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from zlib import crc32
 
 import torch
 from torch import nn
 
 from launch.common.grouped import grouped
-from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
-from launch.contract.records.state_changes import NOT_STEPPED, ChangedTensor, StateChanges
+from launch.contract.records.sketch import ChangedTensor, Sketch
+from launch.contract.records.state_changes import NOT_STEPPED, StateChanges
 from launch.contract.spec_ids import digest
-from launch.observe.state.gradient_sketches import longest_names, own_part, sketch_values
 from launch.observe.state.modules import modules_of_process
+from launch.observe.state.parameters import longest_names, own_part
 from launch.observe.state.weight_copies import weight_copies
-from launch.train.telemetry.parameter_digest import digest_parameters
+from launch.train.telemetry.parameter_digest import digest_parameters, sketch_tensors
 
 _Place = tuple[int, str]
 """The id of a module, and a name in it, because a program may replace a tensor by a new one. Copies of weights have id 0."""
@@ -83,15 +81,10 @@ def _digests(kept: _Kept) -> list[tuple[_Place, str]]:
     return [(place, digest_parameters([tensor])) for place, tensor in kept]
 
 
-def _sketches(kept: _Kept) -> Iterator[tuple[_Place, GradientSketch]]:
+def _sketches(kept: _Kept) -> Iterator[tuple[_Place, Sketch]]:
     """Yield sketches of floats. Signs depend on the name, which is the same in every run."""
     paths = longest_names()
-    for place, tensor in kept:
-        if tensor.is_floating_point():
-            name = paths.get(place, place[1])
-            row = sketch_values(tensor, crc32(name.encode())).tolist()
-            if all(map(math.isfinite, row)):
-                yield place, GradientSketch(name, row[0], tuple(row[1 : 1 + PROJECTIONS]))
+    return ((place, one) for place, tensor in kept for one in sketch_tensors([(paths.get(place, place[1]), tensor)]))
 
 
 def _is_counter(tensor: torch.Tensor) -> bool:

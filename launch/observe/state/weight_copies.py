@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from launch.observe.state.gradient_sketches import CHUNK_ELEMENTS, plain_name
+from launch.observe.state.parameters import plain_name
+from launch.train.telemetry.parameter_digest import CHUNK_ELEMENTS
 
 MOST_DISTANT = 0.5
 """Averages of weights are nearer to them than this share of their norm. Lists of gradients and moments, which have the same shapes,

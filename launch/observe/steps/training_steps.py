@@ -11,7 +11,7 @@ from launch.contract.errors import ProgramError
 from launch.contract.metric_names import Column, names_evaluation
 from launch.contract.plan import MINIMUM_STEPS
 from launch.contract.records.events import StepPhase
-from launch.contract.records.gradient_sketch import GradientSketch, StepSketch
+from launch.contract.records.sketch import Sketch, StepSketch
 from launch.contract.records.step_metrics import Metric
 from launch.contract.spec import RunSpec
 from launch.observe.description.used_settings import UsedSettings
@@ -49,7 +49,7 @@ class TrainingSteps:
         """When the last optimizer stepped."""
         self._trace: StepsTrace | None = None
         self._inspected: InspectedSteps | None = None
-        self._latest: dict[int, tuple[GradientSketch, ...]] = {}
+        self._latest: dict[int, tuple[Sketch, ...]] = {}
         """The last sketch of each optimizer, by its id."""
         self.announced = False
         """Whether the program announces its steps itself."""

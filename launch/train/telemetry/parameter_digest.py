@@ -1,15 +1,15 @@
-"""A digest of a rank's parameters, which shows whether the optimizer has changed any, and sketches, which show how far runs are apart."""
+"""Digests of parameters, which show whether an optimizer has changed any, and sketches of tensors, which show how far runs are apart."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from zlib import crc32
 
 import torch
 from torch.nn.functional import pad
 
-from launch.contract.records.parameter_sketch import SUMS, ParameterSketch
+from launch.contract.records.sketch import SUMS, ChangedTensor, Sketch
 from launch.train.telemetry.event_log import Recorder
 
 CHUNK_ELEMENTS = 2**20
@@ -17,17 +17,17 @@ CHUNK_ELEMENTS = 2**20
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SPREAD = 0x9E3779B97F4A7C15 - 2**64
 """An odd constant (SplitMix64's), as a signed integer."""
-Sums = Mapping[str, tuple[float, ...]]
-"""The sums of each parameter, by its name."""
 
 
-def write_parameters(recorder: Recorder, named: Iterable[tuple[str, torch.Tensor]], begun: Sums) -> Sums:
-    """Write the digest of parameters, and sketches of those whose sums had ``begun`` otherwise. Return their sums."""
+def write_parameters(
+    recorder: Recorder, named: Iterable[tuple[str, torch.Tensor]], begun: Iterable[Sketch]
+) -> tuple[Sketch, ...]:
+    """Write the digest of parameters, and how they have changed since ``begun``. Return their sketches."""
     parameters = dict(named)
-    sums = sum_parameters(parameters)
+    ended = sketch_tensors(parameters.items())
     digest = digest_parameters(parameters.values())
-    recorder.write("parameters", digest=digest, sketches=sketches_since(begun, sums))
-    return sums
+    recorder.write("parameters", digest=digest, sketches=changes_since(begun, ended))
+    return ended
 
 
 def digest_parameters(parameters: Iterable[torch.Tensor]) -> str:
@@ -46,31 +46,32 @@ def digest_parameters(parameters: Iterable[torch.Tensor]) -> str:
     return f"{int(torch.stack(sums).sum()) % 2**64:016x}" if sums else ""
 
 
-def sum_parameters(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[float, ...]]:
-    """Return the sums of launch.contract.records.parameter_sketch, of floats. The host waits for the device once."""
-    floats = {name: parameter for name, parameter in parameters.items() if parameter.is_floating_point()}
-    rows = torch.stack([_sums_of(one, crc32(name.encode())) for name, one in floats.items()]).tolist() if floats else []
-    return {name: tuple(row) for name, row in zip(floats, rows, strict=True)}
+def sketch_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[Sketch, ...]:
+    """Return sketches of tensors, except those that are no floats or not finite. The host waits for the device once."""
+    floats = [(name, tensor.detach()) for name, tensor in named if tensor.is_floating_point()]
+    rows = torch.stack([_sketch(one, crc32(name.encode())) for name, one in floats]).tolist() if floats else []
+    # With loss scaling, gradients may overflow in the first steps.
+    finite = ((name, row) for (name, _), row in zip(floats, rows, strict=True) if math.isfinite(row[0]))
+    return tuple(Sketch(name, norm, tuple(sums)) for name, (norm, *sums) in finite)
 
 
-def _sums_of(parameter: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return the sums, float64 (SUMS,). The program's own random numbers do not change."""
-    flat = parameter.detach().reshape(-1)
+def _sketch(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return the norm and the sums, float64 (1 + SUMS,). The program's own random numbers do not change."""
+    flat = tensor.reshape(-1)
     generator = torch.Generator(flat.device).manual_seed(seed)
-    sums = torch.zeros(SUMS, dtype=torch.float64, device=flat.device)
+    found = torch.zeros(1 + SUMS, dtype=torch.float64, device=flat.device)
     for piece in flat.split(CHUNK_ELEMENTS):
         signs = (
             torch.randint(2, piece.shape, generator=generator, device=piece.device, dtype=torch.int8).mul_(2).sub_(1)
         )
-        sums += pad(signs * piece.double(), (0, -len(piece) % SUMS)).view(-1, SUMS).sum(dim=0)
-    return sums
+        exact = piece.double()
+        found[0] += exact.square().sum()
+        found[1:] += pad(signs * exact, (0, -len(piece) % SUMS)).view(-1, SUMS).sum(dim=0)
+    found[0].sqrt_()
+    return found
 
 
-def sketches_since(begun: Sums, ended: Sums) -> tuple[ParameterSketch, ...]:
-    """Return the sketches of parameters with these sums at two moments. Leave out those that are new or not finite."""
-    known = ((name, begun[name], sums) for name, sums in ended.items() if name in begun)
-    return tuple(
-        ParameterSketch(name, math.dist(before, sums), sums)
-        for name, before, sums in known
-        if all(map(math.isfinite, (*before, *sums)))
-    )
+def changes_since(begun: Iterable[Sketch], ended: Iterable[Sketch]) -> tuple[ChangedTensor, ...]:
+    """Return how tensors with these sketches have changed between two moments. Leave out new ones."""
+    known = {one.name: one for one in begun}
+    return tuple(ChangedTensor(one, one.distance(known[one.name])) for one in ended if one.name in known)

@@ -17,8 +17,8 @@ from analysis.pairing.eager_baseline import MissingRun
 from analysis.pairing.parameter_ends import compare_ends
 from analysis.report.write_report import write_report
 from analysis.sweep.judge_sweep import judge_sweep
-from launch.contract.records.parameter_sketch import SUMS, ParameterSketch
-from launch.train.telemetry.parameter_digest import sketches_since, sum_parameters
+from launch.contract.records.sketch import SUMS, ChangedTensor, Sketch
+from launch.train.telemetry.parameter_digest import changes_since, sketch_tensors
 from tests.records import AttemptRecord, write_sweep
 
 NAMES = ("embedding", "query.weight", "query.bias", "key.bias", "norm.weight", "norm.bias", "expert.weight", "head")
@@ -36,7 +36,7 @@ def run(seed: int, drift: float, *, wrong: str | tuple[str, ...] = (), by: float
         own = 1.0 if name == "key.bias" and drift else drift
         end, fault = (shared.normal(size=SUMS) / SUMS**0.5 for _ in range(2))
         end = 10 * end + own * random.normal(size=SUMS) / SUMS**0.5 + by * fault * (name in wrong)
-        ends[0, name] = ParameterSketch(name, since, tuple(end.tolist()))
+        ends[0, name] = ChangedTensor(Sketch(name, 10.0, tuple(end.tolist())), since)
     return SimpleNamespace(parameter_ends=ends)
 
 
@@ -81,8 +81,8 @@ def rounded_run(seed: int, drift: float, *, moved: float = 0.004, frozen: int = 
         if place == 0:
             update[:frozen] = 0.0
         begun[str(place)], ended[str(place)] = begin.bfloat16(), (begin + update).bfloat16()
-    sketches = sketches_since(sum_parameters(begun), sum_parameters(ended))
-    return SimpleNamespace(parameter_ends={(0, sketch.name): sketch for sketch in sketches})
+    changes = changes_since(sketch_tensors(begun.items()), sketch_tensors(ended.items()))
+    return SimpleNamespace(parameter_ends={(0, one.last.name): one for one in changes})
 
 
 @pytest.mark.parametrize("elements", [1, 4, 32])
@@ -174,7 +174,9 @@ def test_curves_that_agree_do_not_pass_if_a_parameter_ends_elsewhere(
     assert ("query.bias on rank 0 by 0.9" in said) is (bool(wrong) and verdict == "EQUIVALENT"), said
 
 
-@pytest.mark.parametrize("damage", [{"sums": [1.0]}, {"change": -1.0}, {"name": 3}])
+@pytest.mark.parametrize(
+    "damage", [{"last": {"name": "head", "norm": 1.0, "sums": [1.0]}}, {"change": -1.0}, {"last": 3}]
+)
 def test_a_damaged_sketch_is_a_problem_of_the_run(tmp_path: Path, damage: dict[str, Any]) -> None:
     def edit(record: AttemptRecord) -> None:
         sketch(record, 1e-5, ())

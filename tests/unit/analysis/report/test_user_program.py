@@ -15,6 +15,7 @@ from analysis.sweep.judge_sweep import judge_sweep
 from launch.common.atomic_files import write_json
 from launch.contract.plan import Margins, read_plan
 from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.sketch import SUMS
 from launch.contract.spec import Command, GraphImpl, RunSpec
 from tests import records
 
@@ -475,8 +476,8 @@ def test_running_statistics_that_no_curve_shows_count(
     assert found is not None and found.verdict == verdict and said in found.reason, found
 
 
-ONE = {"name": "norm.running_mean", "norm": 4.0, "projections": [4.0, -4.0, 4.0, 4.0]}
-FAR, NEAR = ({**ONE, "projections": [4.0 + off, -4.0, 4.0, 4.0]} for off in (6.0, 0.02))
+ONE = {"name": "norm.running_mean", "norm": 4.0, "sums": [1.0] * SUMS}
+FAR, NEAR = ({**ONE, "sums": [1.0 + off] + [1.0] * (SUMS - 1)} for off in (3.0, 0.01))
 
 
 @pytest.mark.parametrize(

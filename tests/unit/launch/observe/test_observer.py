@@ -16,8 +16,8 @@ import pytest
 import analysis.records.events
 from launch.common.typed_json import from_json
 from launch.contract.paths import IMAGE
-from launch.contract.records.gradient_sketch import StepSketch
 from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.sketch import StepSketch
 from launch.contract.spec import Parallelism
 from tests.unit.launch.observe.observed import PROGRAM, STEPS, Observed, observe, spec_of
 
@@ -116,7 +116,7 @@ def test_steps_losses_and_norms_are_seen_whatever_shows_them(
     assert (choices["choices"]["loss"], choices["choices"]["grad_norm"]) == (loss, norm)
     first, last = seen.events("parameters")
     assert first["digest"] != last["digest"] and not first["sketches"]
-    assert {one["name"] for one in last["sketches"]} >= {"weight", "bias"} and all(
+    assert {one["last"]["name"] for one in last["sketches"]} >= {"weight", "bias"} and all(
         one["change"] > 0 for one in last["sketches"]
     )
 
@@ -399,7 +399,7 @@ def test_the_weights_with_which_a_program_begins_are_recorded(tmp_path: Path) ->
         observe(tmp_path / str(place), program, spec_of()).events("choices")[0]["choices"]["weights"]
         for place, program in enumerate([PROGRAM, *(PROGRAM.replace(*edit) for edit in edits)])
     )
-    assert re.fullmatch(r"norm \d\.\d+, projections (-?\d\.\d{3}/?){4}", first), first
+    assert re.fullmatch(r"norm \d\.\d+, sums (-?\d\.\d{3}/?){17}", first), first
     assert [one == first for one in others] == [True, True, False], "only other weights count"
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from launch.contract.records.state_changes import NOT_STEPPED
-from launch.observe.state.gradient_sketches import longest_names, parameter_names
+from launch.observe.state.parameters import longest_names, parameter_names
 from tests.unit.launch.observe.observed import PROGRAM, STEPS, observe, spec_of
 
 NORMED = PROGRAM.replace(

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from launch.contract.records.parameter_sketch import ParameterSketch
+from launch.contract.records.sketch import ChangedTensor
 from launch.train.telemetry import parameter_digest
-from launch.train.telemetry.parameter_digest import digest_parameters, sketches_since, sum_parameters
+from launch.train.telemetry.parameter_digest import changes_since, digest_parameters, sketch_tensors
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -31,8 +31,8 @@ def test_no_parameters_have_no_digest() -> None:
     assert digest_parameters([]) == ""
 
 
-def sketched(begun: dict[str, torch.Tensor], ended: dict[str, torch.Tensor]) -> dict[str, ParameterSketch]:
-    return {one.name: one for one in sketches_since(sum_parameters(begun), sum_parameters(ended))}
+def sketched(begun: dict[str, torch.Tensor], ended: dict[str, torch.Tensor]) -> dict[str, ChangedTensor]:
+    return {one.last.name: one for one in changes_since(sketch_tensors(begun.items()), sketch_tensors(ended.items()))}
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,8 @@ def test_a_sketch_estimates_how_far_two_runs_end_apart_and_how_far_they_came(
     estimates = []
     for place in range(50):
         a, b = (sketched({f"{place}": first}, {f"{place}": end})[f"{place}"] for end in (one, one + difference))
-        estimates.append((a.distance(b) ** 2, a.change**2))
+        estimates.append((a.last.distance(b.last) ** 2, a.change**2))
+        assert b.last.norm == pytest.approx((one + difference).norm().item())
     (distance, change), (true, moved) = (
         torch.tensor(estimates).mean(dim=0).sqrt(),
         (difference.norm(), (one - first).norm()),
@@ -62,7 +63,7 @@ def test_a_sketch_of_few_elements_is_exact_and_leaves_random_numbers_alone() -> 
     drawn, one = torch.rand(1), torch.tensor([3.0, -4.0])
     torch.manual_seed(0)
     found = sketched({"bias": torch.zeros(2)}, {"bias": one})["bias"]
-    assert found.change == 5 and found.distance(sketched({"bias": one}, {"bias": -one})["bias"]) == 10
+    assert found.change == 5 and found.last.distance(sketched({"bias": one}, {"bias": -one})["bias"].last) == 10
     assert torch.equal(torch.rand(1), drawn)
 
 
@@ -74,4 +75,4 @@ def test_what_has_no_sketch_is_left_out() -> None:
         "counter": torch.ones(1, dtype=torch.int64),
     }
     ended = {**begun, "nan": torch.tensor([1.0, math.nan]), "new": torch.ones(2)}
-    assert sketched(begun, ended).keys() == {"kept", "empty"} and sum_parameters({}) == {}
+    assert sketched(begun, ended).keys() == {"kept", "empty"} and sketch_tensors([]) == ()

@@ -1,4 +1,4 @@
-"""Sketch the gradients of an optimizer's step (launch/contract/records/gradient_sketch.py), and find their names."""
+"""The parameters of an optimizer: their names, their gradients, and what this rank holds of them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from itertools import count
 import torch
 from torch import nn
 
-from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
 from launch.observe.state.modules import modules_of_process
+from launch.train.telemetry.parameter_digest import sketch_tensors
 
-CHUNK_ELEMENTS = 2**20
-"""The number of elements processed at once. It bounds temporary memory to some tens of MiB."""
 _PREFIXES = ("module.", "_orig_mod.")
 
 
@@ -29,45 +27,13 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def sketch(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[GradientSketch]:
-    """Return sketches of the gradients of ``optimizer``. ``names`` maps ids of parameters to names. The host waits once."""
-    told: list[str] = []
-    numbers: list[torch.Tensor] = []
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    for place, parameter in enumerate(parameters):
-        gradient = gradient_of(parameter)
-        if gradient is not None and not gradient.is_sparse:
-            told.append(names[id(parameter)])
-            numbers.append(sketch_values(gradient, place))
-    rows = torch.stack(numbers).tolist() if numbers else []
-    # With loss scaling, gradients may overflow in the first steps.
-    finite = ((name, row) for name, row in zip(told, rows, strict=True) if all(map(math.isfinite, row)))
-    return [GradientSketch(name, row[0], tuple(row[1:])) for name, row in finite]
-
-
 def describe_weights(parameters: Sequence[torch.Tensor]) -> str:
-    """Return the norm of all ``parameters`` and their projections, as shares of it, in few digits. The host waits once."""
-    if not parameters:
-        return ""
-    rows = torch.stack([sketch_values(one, place) for place, one in enumerate(parameters)])
-    norm, projections = rows[:, 0].norm(), rows[:, 1:].sum(dim=0)
-    shares = (projections / norm.clamp_min(torch.finfo(norm.dtype).tiny)).tolist()
-    return f"norm {norm.item():.4g}, projections {'/'.join(f'{share:.3f}' for share in shares)}"
-
-
-def sketch_values(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return the norm and the projections, shape (1 + PROJECTIONS,). The program's own random numbers do not change."""
-    flat = own_part(tensor.detach()).reshape(-1)
-    generator = torch.Generator(flat.device).manual_seed(seed)
-    sums = torch.zeros(1 + PROJECTIONS, dtype=torch.float64, device=flat.device)
-    for piece in flat.split(CHUNK_ELEMENTS):
-        shape = (PROJECTIONS, len(piece))
-        signs = torch.randint(2, shape, generator=generator, device=flat.device, dtype=torch.int8).mul_(2).sub_(1)
-        exact = piece.double()
-        sums[0] += exact.square().sum()
-        sums[1:] += (signs * exact).sum(dim=1)
-    sums[0].sqrt_()
-    return sums
+    """Return the norm of all ``parameters`` and their sums, as shares of it, in few digits. The host waits once."""
+    # Their places, because a program may name them otherwise if it captures.
+    found = sketch_tensors((str(place), own_part(one)) for place, one in enumerate(parameters))
+    norm = math.hypot(*(one.norm for one in found))
+    shares = [sum(sums) / (norm or 1.0) for sums in zip(*(one.sums for one in found), strict=True)]
+    return f"norm {norm:.4g}, sums {'/'.join(f'{share:.3f}' for share in shares)}" if found else ""
 
 
 def parameter_names(parameters: Sequence[torch.Tensor], taken: Collection[str]) -> dict[int, str]:
