@@ -270,14 +270,18 @@ def _named(decision: str) -> set[str]:
 
 
 def _undecided(ran: Sequence[CellResult]) -> tuple[Speed, CellResult, int] | None:
-    """Of workloads without a FASTER cell, return the undecided cell with the largest measured speed-up, and how many others there
-    are."""
+    """Return the undecided cell with the largest measured speed-up, and how many others there are.
+
+    Beside a FASTER cell of the same workload, only those count whose interval excludes 1, because the table does not show why.
+    """
     timed = [(result.speed.speedup, result) for result in ran if result.passes and not result.speed.timing_doubt]
     decided = {result.cell.workload_id for speed, result in timed if speed and speed.verdict == "FASTER"}
     unsure = [
         (speed, result)
         for speed, result in timed
-        if speed and speed.verdict == "INCONCLUSIVE" and result.cell.workload_id not in decided
+        if speed
+        and speed.verdict == "INCONCLUSIVE"
+        and (result.cell.workload_id not in decided or not (speed.low or 0.0) <= 1.0 <= (speed.high or math.inf))
     ]
     if not unsure:
         return None
@@ -315,7 +319,7 @@ def _fastest(ran: Sequence[CellResult], decision: str) -> str:
         return ""
     for ranking in rankings:
         doubt = f", {ranking.not_slower}" if ranking.not_slower else ""
-        names.append(f"{cells[ranking.best.label]} of {len(ranking.cells)} cells{doubt}")
+        names.append(f"{cells[ranking.best.label]} (of {len(ranking.cells)} cells{doubt})")
     of = "its task" if len(rankings) == 1 else "their tasks"
     return _sentence(f"Fastest of {of}", names)
 
@@ -327,20 +331,20 @@ def _nearest(ran: Sequence[CellResult]) -> str:
     """
     bounds = [(r.speed.bound, called(r), _of_hardware(r)) for r in ran if r.passes and not _either_slowed(r)]
     cells = [
-        (bound.graphed.step_ms / bound.eager.computing_ms, name, bound.bound, hardware)
+        (bound.graphed.step_ms / bound.eager.computing_ms, bound.graphed.step_ms, name, bound.bound, hardware)
         for bound, name, hardware in bounds
         if bound and bound.eager and bound.graphed and bound.bound != "other kernels"
     ]
     if not cells:
         return ""
-    times, name, bottleneck, hardware = min(cells)
+    times, step, name, bottleneck, hardware = min(cells)
     if times <= 1 + NEAR and bottleneck == "device":
         saved = "Its step time equals the baseline's GPU-busy time, so graphs can save nothing more."
         return f"At the upper bound: {name}. {saved}{hardware}"
     limit = BOTTLENECKS[bottleneck] if bottleneck else "Something unknown"
     return (
-        f"Nearest to the upper bound: {name}. Its step takes {times:.2f} times as long as the GPU computes in a step of its "
-        f"eager baseline. {limit} limits it.{hardware}"
+        f"Nearest to the upper bound: {name}. Its step takes {step:.2f} ms, and the GPU computes for {step / times:.2f} ms of an "
+        f"eager step. {limit} limits it.{hardware}"
     )
 
 

@@ -157,6 +157,9 @@ def test_a_workload_without_a_gain_keeps_its_undecided_speed() -> None:
     text = summarise([*eager, faster, *unsure]).text
     assert "Speed undecided: `torch_compile, lr 0.002` ()." in text
     assert "Speed undecided" not in summarise([eager[0], faster, unsure[0]]).text
+    checked = replace(speed("INCONCLUSIVE", 3.66), low=2.56, high=5.24, reason="outliers decide")
+    beside = summarise([eager[0], faster, cell("torch_compile", "BITWISE", checked)]).text
+    assert "Speed undecided: `torch_compile, lr 0.001` (outliers decide)." in beside, "1 is not in its interval"
 
 
 def test_a_doubt_about_an_interval_without_1_is_named_instead_of_the_order() -> None:
