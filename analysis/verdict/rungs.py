@@ -290,13 +290,12 @@ def not_equivalent(window: ComparisonWindow) -> Verdict | None:
 
 def _describe_drift(window: ComparisonWindow, tested: MetricTests, least: float = 1.0) -> str:
     """Describe a drift of ``least`` half widths or more, or growth, that will leave the margin; return "" without one."""
-    name, leaves = (
-        METRIC_NAMES[tested.metric],
-        f"and will soon leave the margin of {window.margins.of(tested.metric):g}",
-    )
+    name, margin = METRIC_NAMES[tested.metric], window.margins.of(tested.metric)
+    leaves = f"and will soon leave the margin of {margin:g}"
     if tested.leaves and abs(tested.rise.value) > least * tested.rise.half_width:
         rise = f"{tested.rise.value:.3g} +- {tested.rise.half_width:.3g}"
-        return f"the {name} drifts: the difference changed by {rise} over the window, {leaves}"
+        beyond = f"more than the margin of {margin:g}" if abs(tested.rise.value) > margin else leaves
+        return f"the {name} drifts: the difference changed by {rise} over the window, {beyond}"
     if not (growth := tested.growth):
         return ""
     late = growth.steps < window.evidence.steps

@@ -546,7 +546,13 @@ def test_what_drifts_towards_the_margin_does_not_pass() -> None:
     drifting = np.linspace(0, 0.9, STEPS)
     found = verdict(shifted(curve(graphed=True), drifting))
     assert found.verdict == "INCONCLUSIVE"
-    assert "the loss drifts: the difference changed by 0.00086" in found.reason
+    assert (
+        "the loss drifts: the difference changed by 0.00086" in found.reason
+        and "will soon leave the margin" in found.reason
+    )
+    across = verdict(shifted(curve(graphed=True), np.linspace(-0.9, 0.9, STEPS)))
+    assert "the loss drifts: the difference changed by 0.0017" in across.reason
+    assert "over the window, more than the margin of 0.001" in across.reason
     assert "twice as many steps" in found.advice
     assert verdict(shifted(curve(graphed=True), drifting / 2)).verdict == "EQUIVALENT"
     assert verdict(shifted(curve(graphed=True), drifting[::-1])).verdict == "EQUIVALENT", (
