@@ -8,6 +8,7 @@ import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 
 from analysis.graphs.replay_check import describe_launches
 from analysis.limits.speedup_bound import NEAR, QUICKER_IN_A_GRAPH, Bound
@@ -331,20 +332,20 @@ def _nearest(ran: Sequence[CellResult]) -> str:
     """
     bounds = [(r.speed.bound, called(r), _of_hardware(r)) for r in ran if r.passes and not _either_slowed(r)]
     cells = [
-        (bound.graphed.step_ms / bound.eager.computing_ms, bound.graphed.step_ms, name, bound.bound, hardware)
+        (bound.graphed.step_ms / bound.eager.computing_ms, bound.graphed, bound.eager, name, bound.bound, hardware)
         for bound, name, hardware in bounds
         if bound and bound.eager and bound.graphed and bound.bound != "other kernels"
     ]
     if not cells:
         return ""
-    times, step, name, bottleneck, hardware = min(cells)
+    times, graphed, eager, name, bottleneck, hardware = min(cells, key=itemgetter(0))
     if times <= 1 + NEAR and bottleneck == "device":
         saved = "Its step time equals the baseline's GPU-busy time, so graphs can save nothing more."
         return f"At the upper bound: {name}. {saved}{hardware}"
     limit = BOTTLENECKS[bottleneck] if bottleneck else "Something unknown"
     return (
-        f"Nearest to the upper bound: {name}. Its step takes {step:.2f} ms, and the GPU computes for {step / times:.2f} ms of an "
-        f"eager step. {limit} limits it.{hardware}"
+        f"Nearest to the upper bound: {name}. Its step takes {graphed.step_ms:.2f} ms, and the GPU computes for "
+        f"{eager.computing_ms:.2f} ms of an eager step. {limit} limits it.{hardware}"
     )
 
 

@@ -34,11 +34,11 @@ EXAMPLE = "wrap --eager 'python train.py --iters {steps}' --graphed 'python trai
 LEAST_STEPS = 110
 """Enough steps for a verdict of EQUIVALENT, which needs 100 after the capture."""
 FOR_COMMANDS: Mapping[str, tuple[int | None, str]] = {
-    "repeats": (3, "number of runs of each program (default: 3)"),
+    "repeats": (3, "number of runs of each program (default: %(default)s)"),
     "steps": (
         LEAST_STEPS,
         "number of optimizer steps to compare; {steps} in a command becomes this number, on a GPU plus three for the profiler "
-        f"(default: {LEAST_STEPS})",
+        "(default: %(default)s)",
     ),
     "ranks": (None, "number of ranks that the program starts (default: its --nproc-per-node, or 1)"),
 }
@@ -85,7 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     workdir = Path.cwd()
     eager, graphed = _only("--eager", arguments.eager), _only("--graphed", arguments.graphed)
     code = describe_code(workdir, f"{eager} {graphed}".split())["digest"]
-    counts = arguments.steps, arguments.repeats, arguments.ranks or ranks_per_node(eager) or 1
+    ranks = arguments.ranks if arguments.ranks is not None else ranks_per_node(eager) or 1
+    counts = arguments.steps, arguments.repeats, ranks
     commands = WrappedCommands(eager, graphed, str(workdir), code, *counts, _margins(arguments))
     text = commands.recipe
     with redirect_messages(arguments):
