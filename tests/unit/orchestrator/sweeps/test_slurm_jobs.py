@@ -31,10 +31,12 @@ STATES = sorted({*ENDED, *WAITING, *RUNNING} - {GONE})
 # --- what they print ------------------------------------------------------------------------------------------------
 
 texts = st.text(max_size=20).filter(lambda text: SEPARATOR not in text)
+# squeue prints "None" for a job that has no reason.
+reasons = texts.filter(lambda text: text != "None")
 job_ids = st.from_regex(r"[1-9][0-9]{0,6}(_[0-9]{1,4})?", fullmatch=True)
 
 
-@given(st.lists(st.tuples(job_ids, st.sampled_from(STATES), texts, st.integers(0, 2**33), texts), max_size=8))
+@given(st.lists(st.tuples(job_ids, st.sampled_from(STATES), reasons, st.integers(0, 2**33), texts), max_size=8))
 def test_a_line_of_squeue_is_a_job_whatever_it_is_called(rows: list[tuple[str, str, str, int, str]]) -> None:
     """A name may contain line breaks, and text that looks like another line."""
     text = "".join(
