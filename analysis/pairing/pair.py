@@ -87,6 +87,8 @@ class Pair:
     """How often the host waits for the device in a traced step of rank 0, eager and graphed; None if a run did not record it."""
     unjudged_ends: str = ""
     """Parameters that end far from eager runs, if nothing shows how far rounding alone takes them; empty without any."""
+    uncompared: str = ""
+    """Parameters that an eager run does not have by the name of the graphed run; empty without any."""
 
     @property
     def comparable(self) -> bool:
@@ -141,6 +143,7 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
         compiled_alone=_is_compiled(after) and not _is_compiled(before),
         host_waits=_host_waits(before, after),
         unjudged_ends=ends.unjudged if ends else "",
+        uncompared=ends.uncompared if ends and exact is None else "",
     )
 
 

@@ -49,6 +49,8 @@ class ParameterEnds:
     ends: Mapping[_Place, _End]
     missing: MissingRun | None = None
     """The planned perturbed run, if there is none yet."""
+    unmatched: tuple[_Place, ...] = ()
+    """The parameters of the graphed run that an eager run does not have by that name."""
 
     def doubt(self) -> Verdict | None:
         """Return INCONCLUSIVE if a parameter ends farther from eager runs than these drift apart. It doubts only a pass."""
@@ -65,6 +67,11 @@ class ParameterEnds:
     def unjudged(self) -> str:
         """Name what ends far from eager runs if nothing shows how far rounding alone goes; return "" otherwise."""
         return "" if self.missing or self._is_drift_known else _named(self._far)
+
+    @property
+    def uncompared(self) -> str:
+        """Name the ``unmatched`` parameters, whose gradients are not compared either; return "" if there are none."""
+        return listed([f"{name} on rank {rank}" for rank, name in self.unmatched], _MOST_NAMED)
 
     @property
     def _is_drift_known(self) -> bool:
@@ -103,7 +110,8 @@ def compare_ends(
                 max(a.last.distance(b.last) for a, b in combinations(found, 2)),
             )
             ends[place] = _End(distance / change, drift / change)
-    return ParameterEnds(ends, None if perturbed else missing)
+    unmatched = {place for place in graphed.parameter_ends if any(place not in one.parameter_ends for one in runs)}
+    return ParameterEnds(ends, None if perturbed else missing, tuple(sorted(unmatched)))
 
 
 def _distance(graphed: Sketch, eager: Sketch) -> float:

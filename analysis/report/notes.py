@@ -12,6 +12,7 @@ from operator import itemgetter
 
 from analysis.graphs.replay_check import describe_launches
 from analysis.limits.speedup_bound import NEAR, QUICKER_IN_A_GRAPH, Bound
+from analysis.pairing.pair import Pair
 from analysis.report.headline import called
 from analysis.speed.confidence_interval import ALPHA
 from analysis.speed.speedup import Speed
@@ -44,6 +45,8 @@ BOTTLENECKS: dict[Bound, str] = {
 NOT_RUN: dict[CellState, str] = {
     "rejected": "rejected by a rule", "not_runnable": "not runnable on this host or cluster"
 }  # fmt: skip
+_NO_DRIFT = " Eager runs end with equal parameters, so nothing shows how far rounding alone takes them."
+_UNCOMPARED = " Only the curves judge them: give both programs the same names of modules."
 Detail = Callable[[CellResult], str]
 
 
@@ -62,7 +65,12 @@ def make_notes(results: Sequence[CellResult], decision: str, margins: Margins) -
     yield from (_bad_news(ran, *problem) for problem in PROBLEMS)
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
-    yield _unjudged_ends(ran)
+    yield _of_passing(
+        ran, lambda pair: pair.unjudged_ends, "**Parameters that end far from those of eager runs**", _NO_DRIFT
+    )
+    yield _of_passing(
+        ran, lambda pair: pair.uncompared, "**Parameters that eager runs do not have by this name**", _UNCOMPARED
+    )
     yield _repaired(ran, decision)
     yield _may_be_copies(ran)
     # In mode quick a sweep has too few steps to judge speed.
@@ -239,12 +247,11 @@ def _expected_failures(ran: Sequence[CellResult]) -> str:
     return f"{count('cell', len(met))} failed as expected{f', {eager} of them eager' * bool(eager)}." if met else ""
 
 
-def _unjudged_ends(ran: Sequence[CellResult]) -> str:
-    """Name parameters of passing cells that end far from eager runs, if nothing shows how far rounding alone takes them."""
-    passing = [(result, pair.unjudged_ends) for result in ran if result.passes for pair in result.pairs]
-    names = {called(result): f"{called(result)} ({far})" for result, far in passing if far}
-    why = " Eager runs end with equal parameters, so nothing shows how far rounding alone takes them."
-    return _sentence("**Parameters that end far from those of eager runs**", [*names.values()], why)
+def _of_passing(ran: Sequence[CellResult], parameters_of: Callable[[Pair], str], lead: str, why: str) -> str:
+    """Name passing cells, each with the ``parameters_of`` its last pair that has any."""
+    passing = [(called(result), parameters_of(pair)) for result in ran if result.passes for pair in result.pairs]
+    names = {name: f"{name} ({parameters})" for name, parameters in passing if parameters}
+    return _sentence(lead, [*names.values()], why)
 
 
 def _repaired(ran: Sequence[CellResult], decision: str) -> str:

@@ -174,6 +174,18 @@ def test_curves_that_agree_do_not_pass_if_a_parameter_ends_elsewhere(
     assert ("query.bias on rank 0 by 0.9" in said) is (bool(wrong) and verdict == "EQUIVALENT"), said
 
 
+def test_the_report_says_which_parameters_were_not_compared(tmp_path: Path) -> None:
+    def edit(record: AttemptRecord) -> None:
+        sketch(record, 1e-5, ("query.bias",))
+        last = [event for event in record.events[0] if event["kind"] == "parameters"][-1]
+        for one in last["sketches"] if record.spec.graphed else ():
+            one["last"]["name"] = "graphed." + one["last"]["name"]
+
+    summary = write_report(write_sweep(tmp_path / "mine", edit=edit)).summary
+    first = "graphed.embedding on rank 0, graphed.expert.weight on rank 0, graphed.head on rank 0 and 5 more"
+    assert f"**Parameters that eager runs do not have by this name**: A1 ({first})." in summary
+
+
 @pytest.mark.parametrize(
     "damage", [{"last": {"name": "head", "norm": 1.0, "sums": [1.0]}}, {"change": -1.0}, {"last": 3}]
 )
