@@ -29,7 +29,7 @@ from launch.supervise.local_ranks import LocalRanks
 STUB = "tests.unit.launch.supervise.stub_fork_server"
 ROOT = Path(__file__).parents[4]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-SECONDS = 20.0
+SECONDS = 120.0
 ANY = RunSpec(engine="any")  # type: ignore[arg-type]
 
 

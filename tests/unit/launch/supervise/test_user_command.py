@@ -77,7 +77,7 @@ def test_a_rank_of_a_slurm_step_ends_no_other_rank_though_it_has_no_input(tmp_pa
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + 120.0
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
