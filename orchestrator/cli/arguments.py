@@ -23,10 +23,16 @@ def epilog(verb: str, example: str, note: str = "") -> str:
 def add_store(parser: Parser) -> None:
     parser.add_argument(
         "--store",
-        type=Path,
+        type=_folder,
         metavar="FOLDER",
         help="folder of all sweeps (default: $ORCHESTRATOR_STORE, else ./sweeps)",
     )
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the folder is empty")
+    return Path(text)
 
 
 def add_planning(parser: Parser) -> None:

@@ -103,9 +103,7 @@ def _setting(name: str, words: Sequence[str]) -> Mapping[str, Any]:
         raise input_error(flag, f"the shell has not expanded {' '.join(words)}", EXPAND)
     if name in SWITCHES:
         if words:
-            raise input_error(
-                flag, "Megatron-LM's flag takes no value", f"write {spell_flag(name)} alone, or leave it out"
-            )
+            raise input_error(flag, "Megatron-LM's flag takes no value", f"write {spell_flag(name)}, or leave it out")
         return SWITCHES[name]
     try:
         if name in VALUES:
@@ -114,9 +112,7 @@ def _setting(name: str, words: Sequence[str]) -> Mapping[str, Any]:
             return dict([parse_setting(f"{FIELDS[name]}={','.join(words) if words else 'true'}", flag)])
     except (LookupError, ValueError, InputError) as error:
         if not words:
-            raise input_error(
-                flag, "it has no value", "write the value after the flag, or leave the flag out"
-            ) from None
+            raise input_error(flag, "it has no value", "write the value after it, or leave the flag out") from None
         if isinstance(error, InputError):
             raise
         raise input_error(flag, "no recipe takes this value", "docs/recipes.md lists what recipes take") from None

@@ -43,7 +43,7 @@ ORDER_SECONDS = 120.0
 
 
 def default_store() -> Path:
-    return Path(os.environ.get(VARIABLE, "sweeps"))
+    return Path(os.environ.get(VARIABLE) or "sweeps")
 
 
 class Store:
@@ -58,9 +58,7 @@ class Store:
         self.root = root or default_store()
         if self.root.exists() and not self.root.is_dir():
             place = "--store" if root else f"${VARIABLE}"
-            raise input_error(
-                place, f"{self.root} is not a folder", "name the folder that holds all sweeps, or a new one"
-            )
+            raise input_error(place, f"{self.root} is not a folder", "name the folder of all sweeps, or a new one")
 
     def sweep(self, name: str) -> SweepPaths:
         return SweepPaths(self.root / name)
@@ -82,13 +80,11 @@ class Store:
             sweep_name = run.parent.parent.name
             fix = f"name its sweep, {sweep_name}; {PROGRAM} logs {name} prints the log of a run"
             raise input_error("", f"{name!r} is a run of sweep {sweep_name}, not a sweep", fix)
-        is_file = Path(name).is_file()
-        otherwise = "a recipe names its sweep: write the name in it" if is_file else f"{PROGRAM} sweep RECIPE makes one"
-        raise input_error(
-            "",
-            f"no sweep {name!r} in folder {self.root.absolute()}",
-            suggestion(Path(name).stem, self.names(), otherwise),
-        )
+        otherwise = f"{PROGRAM} status lists the sweeps" if self.names() else f"{PROGRAM} sweep RECIPE makes one"
+        if Path(name).is_file():
+            otherwise = "a recipe names its sweep: write the name in it"
+        fix = suggestion(Path(name).stem, self.names(), otherwise)
+        raise input_error("", f"no sweep {name!r} in folder {self.root.absolute()}", fix)
 
 
 def file_sizes(path: Path) -> Iterator[int]:

@@ -50,6 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _describe_profile(arguments: argparse.Namespace) -> int:
     if arguments.json or arguments.overrides or arguments.only:
-        raise input_error("--nsys", "it takes one file, and no other option", "leave --json, --only and overrides out")
+        raise input_error("--nsys", "takes one file, and neither --json, --only nor key=value", "advise --nsys FILE")
     print(render_profile(arguments.recipe, read_profile(arguments.recipe)), end="")
     return ExitCode.PASS

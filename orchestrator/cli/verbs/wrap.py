@@ -63,7 +63,7 @@ def add_arguments(parser: Parser) -> None:
         help="with --from-logs, compare only the steps after K (default: all steps)",
     )
     for option, (default, what) in FOR_COMMANDS.items():
-        parser.add_argument(f"--{option}", type=int, default=default, metavar="N", help=what)
+        parser.add_argument(f"--{option}", type=_positive, default=default, metavar="N", help=what)
     parser.add_argument(
         "--allow-difference", action="append", default=[], metavar="NAME",
         help="allow runs to differ in this flag (without dashes) or provenance field, such as settings.NCCL_ALGO; "
@@ -85,8 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     workdir = Path.cwd()
     eager, graphed = _only("--eager", arguments.eager), _only("--graphed", arguments.graphed)
     code = describe_code(workdir, f"{eager} {graphed}".split())["digest"]
-    ranks = arguments.ranks if arguments.ranks is not None else ranks_per_node(eager) or 1
-    counts = arguments.steps, arguments.repeats, ranks
+    counts = arguments.steps, arguments.repeats, arguments.ranks or ranks_per_node(eager) or 1
     commands = WrappedCommands(eager, graphed, str(workdir), code, *counts, _margins(arguments))
     text = commands.recipe
     with redirect_messages(arguments):
@@ -103,6 +102,12 @@ def run(arguments: argparse.Namespace) -> int:
             # The recipe is printed above, and its file is gone.
             places = ((problem, problem.place.removeprefix(f"{folder}/")) for problem in error.problems)
             raise InputError([replace(problem, place=place) for problem, place in places]) from None
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
+    return int(text)
 
 
 def _margins(arguments: argparse.Namespace) -> Margins:

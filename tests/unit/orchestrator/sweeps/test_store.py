@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from launch.common.atomic_files import read_json, write_json
-from orchestrator.errors import SystemFault
+from orchestrator.errors import InputError, SystemFault
 from orchestrator.output.progress import warn_shared_store
-from orchestrator.sweeps.store import read_plan, runs_of_other_plans
+from orchestrator.sweeps.store import VARIABLE, Store, default_store, read_plan, runs_of_other_plans
 from tests.records import write_sweep
 
 NOBODY = 65534
@@ -52,6 +52,19 @@ def test_a_margin_that_is_no_number_is_refused_by_name(tmp_path: Path, metric: s
     write_json(sweep.plan, content | {"margins": content["margins"] | {metric: value}})
     with pytest.raises(SystemFault, match=rf"margins.{metric} is {said}, not a number of at least 0"):
         read_plan(sweep)
+
+
+def test_an_empty_variable_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "")
+    assert default_store() == Path("sweeps")
+
+
+def test_an_unknown_sweep_is_looked_up_among_those_that_exist(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="sweep RECIPE makes one"):
+        Store(tmp_path).find("other")
+    write_sweep(tmp_path / "one", repeats=1, steps=4)
+    with pytest.raises(InputError, match="status lists the sweeps"):
+        Store(tmp_path).find("other")
 
 
 def test_runs_of_earlier_plans_count_once_they_began(tmp_path: Path) -> None:
