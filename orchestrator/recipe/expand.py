@@ -160,7 +160,7 @@ def parse_setting(text: str, place: str = "--only") -> tuple[str, Any]:
         converted = schema.convert(key, None if plain == "null" else plain)
     except ValueError as error:
         one_of = suggestion(value, schema.choices(key), "write one of them") if schema.choices(key) else ""
-        message, fix = absent_value(key, plain) or (f"{name} is {error}", one_of)
+        message, fix = absent_value(key, plain) or (str(error), one_of)
         raise input_error(place, f"{text}: {message}", fix) from None
     return name, canonical_values({"scope": converted})["scope"] if name == "cuda_graph.scope" else converted
 

@@ -24,7 +24,7 @@ from orchestrator.recipe.yaml_reader import dump, parse_value, read_page
 
 Tree = dict[str, Any]
 COMMAND_LINE = "command line"
-SECRET_FIX = "set it in the shell that runs the orchestrator; a profile's setup may read it from a file: X=$(cat FILE)"
+SECRET_FIX = "set it in the shell of the orchestrator; a profile's setup may read a file: export X=$(cat FILE)"
 
 
 @dataclass

@@ -212,14 +212,14 @@ REFUSED = {
     "--hidden-size 64 --num-attention-heads 0": "--num-attention-heads 0: it is not a positive",
     "--num-layers 8": "--num-attention-heads: it is missing",
     "--num-layers 8 --num-attention-heads 4": "--hidden-size: it is missing",
-    "--num-layers eight": "--num-layers eight: model.num_layers=eight",
+    "--num-layers eight": "--num-layers eight: model.num_layers=eight: not a whole number",
     "--num-layers $LAYERS": "--num-layers $LAYERS: the shell has not expanded $LAYERS",
     f"{MODEL} --bf16 ${{MOE_ARGS[@]}}": "the shell has not expanded ${MOE_ARGS[@]}",
     "$GPT_ARGS --bf16": "the shell has not expanded $GPT_ARGS",
     f"{MODEL} --bf16 false": "--bf16 false: Megatron-LM's flag takes no value",
     f"{MODEL} --bf16 --fp16": "--fp16: --bf16 is given too",
     f"{MODEL} --moe-token-dispatcher-type flex": "HybridEP)\n    run your own program with it by engine: command",
-    f"{MODEL} --moe-token-dispatcher-type x": "is not one of allgather, alltoall\n    write one of them",
+    f"{MODEL} --moe-token-dispatcher-type x": "not one of allgather, alltoall\n    write one of them",
 }
 
 

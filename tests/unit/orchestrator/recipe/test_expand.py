@@ -302,8 +302,8 @@ WRONG_PICKS = {
     "__class__=3": "'__class__' is not a field",
     "model.__class__=3": "'model.__class__' is not a field",
     "cuda_graph.impl=torch_compil": "did you mean 'torch_compile'?",
-    "training.steps=many": "training.steps is not a whole number",
-    "training.precision=": "is not one of fp32, bf16",
+    "training.steps=many": "--only: training.steps=many: not a whole number",
+    "training.precision=": "training.precision=: not one of fp32, bf16",
     "cuda_graph.impl=local": r"no cell has cuda_graph.impl=local\n.*cuda_graph.impl is none, torch_compile, transformer",
     "training.seed=7": "training.seed is 1234",
 }

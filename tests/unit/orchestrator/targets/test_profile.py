@@ -167,8 +167,8 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         "container_image: docker://me:hunter2@registry#image\nsrun: [--container-env=HF_TOKEN=hunter2]\n",
         [
             ('site.yaml:1: environment.HF_TOKEN = "***"', "looks like a secret", "in the shell"),
-            ('site.yaml:2: setup[0] = "***"', "looks like a secret", "from a file"),
-            ('site.yaml:2: setup[1] = "***"', "looks like a secret", "from a file"),
+            ('site.yaml:2: setup[0] = "***"', "looks like a secret", "export X=$(cat FILE)"),
+            ('site.yaml:2: setup[1] = "***"', "looks like a secret", "export X=$(cat FILE)"),
             ('site.yaml:3: container_image = "***"', "(a password before @)", "in the shell"),
             ('site.yaml:4: srun[0] = "***"', "looks like a secret", "in the shell"),
         ],
