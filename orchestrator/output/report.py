@@ -55,7 +55,7 @@ def _report_row(cell: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _format_speed(speed: Mapping[str, Any]) -> str:
     ratio = f"{number(speed['ratio']):.2f}x over {count('pair', speed['pairs'])}"
-    return ratio + (", INCONCLUSIVE" if speed["verdict"] == "INCONCLUSIVE" else "")
+    return f"{ratio}, {speed['verdict'] or 'no verdict'}"
 
 
 def print_document(path: Path, kind: str) -> None:
