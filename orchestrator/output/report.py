@@ -21,7 +21,7 @@ def print_report(paths: SweepPaths) -> None:
     content = read_json(paths.report / "summary.json")
     summary = content["summary"]
     lines = ["", *filter(None, [summary["headline"]]), *(f"- {note}" for note in summary["notes"])]
-    print("\n".join(lines).replace("`", ""))
+    print("\n".join(lines).replace("`", "").replace("**", ""))
     rows: list[tuple[str, ...]] = [
         ("cell", "outcome", "loss verdict", "largest difference", "eager / graphed step time")
     ]

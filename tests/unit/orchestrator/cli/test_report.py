@@ -47,7 +47,7 @@ def test_a_sweep_that_validates_nothing_is_not_green(capsys: pytest.CaptureFixtu
     sweep = ["sweep", TINY, "training.steps=8", "--only", "cuda_graph.impl=torch_compile", "--executor", "debug"]
     assert main(sweep) == main([*sweep[:-2], "--executor", "local"]) == 4
     text = capsys.readouterr().out
-    assert text.partition("nothing to run\n\n")[2].startswith("**Nothing was validated**: no graphed cell could run. ")
+    assert text.partition("nothing to run\n\n")[2].startswith("Nothing was validated: no graphed cell could run. ")
     assert main([*sweep, "--allow-empty"]) == main(["resume", "tiny_moe", "--allow-empty", "--executor", "debug"]) == 0
     for options, errors, code in (([], "1", 4), (["--allow-empty"], "0", 0)):
         assert main(["report", "tiny_moe", "--junit", "out.xml", *options]) == code
@@ -61,7 +61,7 @@ def without_last_step(run: AttemptRecord) -> None:
 def test_a_sweep_of_eager_cells_validates_nothing(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
     write_sweep(elsewhere / "sweeps" / "eager", impls=(), steps=20)
     assert main(["report", "eager"]) == 4
-    assert capsys.readouterr().out.startswith("\n**Nothing was validated**: the plan has no graphed cell.")
+    assert capsys.readouterr().out.startswith("\nNothing was validated: the plan has no graphed cell.")
     assert main(["report", "eager", "--allow-empty"]) == 0
     write_sweep(elsewhere / "sweeps" / "failing", impls=(), steps=20, edit=without_last_step)
     assert main(["report", "failing", "--allow-empty"]) == 3, "a failure is a failure"
@@ -75,7 +75,7 @@ def test_a_graphed_cell_that_cannot_run_here_is_missing(capsys: pytest.CaptureFi
     assert main(["report", "lost", "--junit", "out.xml"]) == 4
     first = capsys.readouterr().out.strip().partition("\n")[0]
     assert first.startswith(
-        "**Not all was validated**: 1 of 2 graphed cells cannot run on this host or cluster. Not validated: "
+        "Not all was validated: 1 of 2 graphed cells cannot run on this host or cluster. Not validated: "
     )
     assert (
         f"torch, lr 0.001 (host.gpus: {reason.message}). Fix: go elsewhere. A CPU shows nothing about CUDA graphs: "
