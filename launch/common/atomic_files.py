@@ -143,8 +143,10 @@ def atomic_open(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
             if sync:
                 os.fsync(file.fileno())
         os.replace(staged, path)
-    except BaseException:
+    except BaseException as error:
         staged.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(staged):
+            error.filename = str(path)
         raise
 
 

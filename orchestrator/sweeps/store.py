@@ -182,9 +182,7 @@ def report_disk_errors(sweep: SweepPaths) -> Iterator[None]:
         if error.errno in MISPLACED:
             raise SystemFault(explain(error)) from error
         fix = "free space there, or choose" if error.errno in FULL else "make it writable, or choose"
-        raise SystemFault(
-            f"{sweep.root}: cannot be written ({error.strerror}); {fix} another place with --store"
-        ) from error
+        raise SystemFault(f"{sweep.root}: cannot be written ({error.strerror}); {fix} another --store") from error
 
 
 def read_plan(sweep: SweepPaths) -> Plan:

@@ -76,6 +76,11 @@ def test_writing_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
     assert (tmp_path / "r.txt").read_text() == "second"
 
 
+def test_an_error_names_the_file_that_was_asked_for() -> None:
+    with pytest.raises(OSError, match=r"'/proc/r\.txt'$"):
+        write_text(Path("/proc/r.txt"), "x")
+
+
 def _write_many(path: Path, letter: str) -> None:
     for _ in range(30):
         write_text(path, letter * 20_000)
