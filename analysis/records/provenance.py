@@ -35,12 +35,12 @@ def _difference(key: str, eager: str, graphed: str) -> str:
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Flatten nested mappings to dotted keys. Join lists with commas."""
+    """Flatten nested mappings to dotted keys. Join lists with commas. Leave out what is None."""
     values: dict[str, str] = {}
     for key, value in content.items():
         if isinstance(value, Mapping):
             values |= flat(value, f"{prefix}{key}.")
-        else:
+        elif value is not None:
             values[f"{prefix}{key}"] = _listed(value) if isinstance(value, list) else str(value)
     return values
 

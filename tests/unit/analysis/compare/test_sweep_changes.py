@@ -530,7 +530,7 @@ def test_the_environment_and_the_recipe_are_held_against_each_other(tmp_path: Pa
     assert [(one.key, one.before, one.after) for one in comparison.environment] == [
         ("versions.torch", "2.13.0", "2.14.0"),
         ("hardware.gpus", "", "8 x NVIDIA H200"),
-        ("hardware.driver", "None", "590.1"),
+        ("hardware.driver", "unset", "590.1"),
         ("digests.code", "c0de000001", "c0de000002"),
         ("settings.OMP_NUM_THREADS", "1", "unset"),
     ]
