@@ -270,10 +270,7 @@ class Observer:
         self._steps.sketch(optimizer)
         if not self._steps.shows_norm:
             begun = perf_counter()
-            norm, scale = self._steps.optimizers.norm(), getattr(optimizer, "grad_scale", None)
-            if norm is not None and scale is not None:
-                # A fused optimizer divides by the scale of a gradient scaler only in its step.
-                norm = norm / scale
+            norm = self._steps.optimizers.norm(optimizer)
             seconds = perf_counter() - begun
             self._own -= seconds
             self._steps.own_time.end_norm(seconds, timed=self._timed)

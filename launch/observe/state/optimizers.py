@@ -32,6 +32,10 @@ class Optimizers:
         """The names of parameters by their ids."""
         self._captured: tuple[Sketch, ...] = ()
         """The parameters after the last capture."""
+        self._norm: torch.Tensor | None = None
+        """The gradient norm of the optimizers that have stepped in this training step."""
+        self._normed: set[int] = set()
+        """Their parameters, by id."""
         self._other_state: OtherState | None = None
         self._since = 0
         """The number of steps before it."""
@@ -87,11 +91,30 @@ class Optimizers:
         if unnamed := [one for one in parameters if id(one) not in self._names]:
             self._names |= parameter_names(unnamed, {*self._names.values()})
 
-    def norm(self) -> torch.Tensor | None:
-        """Return the norm of this rank's own parts of all gradients, or None if there are none."""
-        found = (gradient_of(one) for one in _parameters(self.seen.values()))
-        gradients = [own_part(gradient) for gradient in found if gradient is not None]
-        return torch.nn.utils.get_total_norm(gradients) if gradients else None
+    def norm(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+        """Return the norm of this rank's own parts of all gradients in this training step, or None if ``optimizer`` has none.
+
+        It steps next. The gradients of others count as they were when these stepped: a program may free them then, or let
+        another backward pass change them.
+        """
+        parameters = [*_parameters([optimizer])]
+        ids = {*map(id, parameters)}
+        if not ids.isdisjoint(self._normed):
+            # It, or one that it replaces, stepped in the training step before.
+            self._norm, self._normed = None, set()
+        self._normed |= ids
+        found = (gradient_of(one) for one in parameters)
+        gradients = [own_part(one.coalesce().values() if one.is_sparse else one) for one in found if one is not None]
+        if not gradients:
+            return None
+        norm, scale = torch.nn.utils.get_total_norm(gradients), getattr(optimizer, "grad_scale", None)
+        # A fused optimizer divides by the scale of a gradient scaler only in its step.
+        norm = total = norm if scale is None else norm / scale
+        if self._norm is not None:
+            # In float64, so that the order of optimizers shows in no bit of float32.
+            total = torch.hypot(self._norm.to(norm.device, torch.float64), norm.double())
+        self._norm = total
+        return total.to(norm.dtype)
 
     def own_parameters(self) -> list[torch.Tensor]:
         """Return this rank's own parts of the parameters, which share their memory."""
@@ -104,7 +127,9 @@ class Optimizers:
             recorder.note("no optimizer was seen, so it is unknown whether parameters change")
             return
         self._name(stepped)
-        named = zip([self._names[id(one)] for one in stepped], self.own_parameters(), strict=True)
+        # Optimizers that step in the backward pass may do so in another order if it is captured or compiled.
+        optimizers = sorted(self.seen.values(), key=lambda one: self._names.get(identity(one), ""))
+        named = [(self._names[id(one)], own_part(one.detach())) for one in _parameters(optimizers)]
         try:
             self._captured = write_parameters(recorder, named, self._captured if at_end else ())
         except _NO_DIGEST as error:
@@ -150,8 +175,11 @@ def identity(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _each_once(texts: Iterable[str]) -> str:
-    """Return the first few of different texts, and a digest of all if there are more."""
-    found = [*dict.fromkeys(filter(None, texts))]
+    """Return the first few of different texts, and a digest of all if there are more.
+
+    Their order says nothing: optimizers that step in the backward pass do so in another order if it is captured or compiled.
+    """
+    found = sorted({*filter(None, texts)})
     shown = first_names(found)
     return shown if shown == "; ".join(found) else f"{shown} ({digest(found)})"
 

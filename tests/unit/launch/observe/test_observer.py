@@ -48,6 +48,23 @@ KEEPS = PROGRAM.replace("data = ", "kept = []\ndata = ").replace(
         kept.clear()""",
 )
 """The program shows the losses of many steps at once, so that the host waits seldom."""
+IN_BACKWARD = PROGRAM.replace(
+    "optimizer = ", "optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}\nowner = "
+)
+IN_BACKWARD = IN_BACKWARD.replace(
+    "data = ",
+    """
+def update(parameter):
+    optimizers[parameter].step()
+    parameter.grad = None
+for one in optimizers: one.register_post_accumulate_grad_hook(update)
+data = """,
+).replace("    optimizer.step()", "")
+"""Each parameter has an optimizer, which steps in the backward pass and frees the gradient. Their order may differ from step to step."""
+SPARSE = PROGRAM.replace("Linear(4, 2)", "Embedding(9, 2, sparse=True)").replace(
+    "(STEPS, 8, 4)", "(STEPS, 8).mul(2).long() % 9"
+)
+DENSE = SPARSE.replace(", sparse=True", "")
 NESTED = TWO.replace(
     "data = ",
     """
@@ -78,6 +95,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Observed:
         (SAYS, "launch.observe.step", "launch.observe.step"),
         (TWO, "printed", "computed by the observer"),
         (NESTED, "printed", "computed by the observer"),
+        (IN_BACKWARD, "printed", "computed by the observer"),
         (CLOSURE, "printed", "computed by the observer"),
         (EARLY, "printed", "computed by the observer"),
         (TRIES, "printed", "computed by the observer"),
@@ -90,6 +108,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Observed:
         "says",
         "two optimizers",
         "a container of optimizers",
+        "optimizers in the backward pass",
         "a closure",
         "prints before the optimizer",
         "tries first",
@@ -119,6 +138,24 @@ def test_steps_losses_and_norms_are_seen_whatever_shows_them(
     assert {one["last"]["name"] for one in last["sketches"]} >= {"weight", "bias"} and all(
         one["change"] > 0 for one in last["sketches"]
     )
+
+
+def test_the_order_in_which_optimizers_step_shows_in_no_record(tmp_path: Path) -> None:
+    """A graph or compiled code may call them in another order than the eager backward pass."""
+    other = TWO.replace("    optimizer.step()\n    second.step()", "    second.step()\n    optimizer.step()")
+    one, two = (observe(tmp_path / name, text, spec_of()) for name, text in (("a", TWO), ("b", other)))
+    assert [step.grad_norm for step in one.steps] == [step.grad_norm for step in two.steps]
+    assert [event["digest"] for event in one.events("parameters")] == [
+        event["digest"] for event in two.events("parameters")
+    ]
+    assert one.events("choices")[0]["choices"] == two.events("choices")[0]["choices"]
+
+
+def test_a_sparse_gradient_has_the_norm_of_a_dense_one(tmp_path: Path) -> None:
+    """A token that occurs twice in a batch has two rows in the gradient, whose sum counts."""
+    seen, dense = (observe(tmp_path / name, text, spec_of()) for name, text in (("a", SPARSE), ("b", DENSE)))
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [one.grad_norm for one in seen.steps] == pytest.approx([one.grad_norm for one in dense.steps])
 
 
 def test_a_pattern_reads_lines_of_any_form(tmp_path: Path) -> None:
