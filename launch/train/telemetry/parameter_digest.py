@@ -14,7 +14,8 @@ from launch.train.telemetry.event_log import Recorder
 
 CHUNK_ELEMENTS = 2**20
 """The number of elements processed at once. It bounds temporary memory to a few times their size in int64."""
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+"""The integers that make up an element of this size. Modulo 2 ** 64, an even weight would lose the highest bit of 64."""
 _SPREAD = 0x9E3779B97F4A7C15 - 2**64
 """An odd constant (SplitMix64's), as a signed integer."""
 
@@ -33,12 +34,12 @@ def write_parameters(
 def digest_parameters(parameters: Iterable[torch.Tensor]) -> str:
     """Return the sum of all elements' bits, each weighted by its position, modulo 2 ** 64, in hexadecimal digits.
 
-    A change of one or two elements always changes the digest, so updates of opposite sign do not cancel. The host waits for the
-    device once.
+    A change of one element always changes the digest, and equal changes of two elements do not cancel, whatever their signs. The host
+    waits for the device once.
     """
     sums, place = [], 1
     for parameter in parameters:
-        flat = parameter.detach().reshape(-1)
+        flat = _real(parameter).reshape(-1).contiguous()
         for piece in flat.view(_INTEGERS[flat.element_size()]).split(CHUNK_ELEMENTS):
             weights = torch.arange(place, place + len(piece), device=piece.device).mul_(_SPREAD)
             sums.append(weights.mul_(piece).sum())
@@ -47,12 +48,17 @@ def digest_parameters(parameters: Iterable[torch.Tensor]) -> str:
 
 
 def sketch_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[Sketch, ...]:
-    """Return sketches of tensors, except those that are no floats or not finite. The host waits for the device once."""
-    floats = [(name, tensor.detach()) for name, tensor in named if tensor.is_floating_point()]
+    """Return sketches of tensors, except those that are whole numbers or not finite. The host waits for the device once."""
+    floats = [(name, real) for name, tensor in named if (real := _real(tensor)).is_floating_point()]
     rows = torch.stack([_sketch(one, crc32(name.encode())) for name, one in floats]).tolist() if floats else []
     # With loss scaling, gradients may overflow in the first steps.
     finite = ((name, row) for (name, _), row in zip(floats, rows, strict=True) if math.isfinite(row[0]))
     return tuple(Sketch(name, norm, tuple(sums)) for name, (norm, *sums) in finite)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` with the real and the imaginary part of each complex number in a row of its own."""
+    return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
 
 
 def _sketch(tensor: torch.Tensor, seed: int) -> torch.Tensor:

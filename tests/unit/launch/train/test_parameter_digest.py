@@ -67,6 +67,16 @@ def test_a_sketch_of_few_elements_is_exact_and_leaves_random_numbers_alone() -> 
     assert torch.equal(torch.rand(1), drawn)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_numbers_have_digests_and_sketches(dtype: torch.dtype) -> None:
+    one = torch.randn(4, 2, dtype=dtype)
+    found = sketched({"weight": one}, {"weight": one.conj()})["weight"]
+    assert found.change == pytest.approx(2 * one.imag.norm().item()) and found.last.norm == pytest.approx(
+        one.norm().item()
+    )
+    assert digest_parameters([one]) == digest_parameters([one.clone()]) != digest_parameters([one.conj()])
+
+
 def test_what_has_no_sketch_is_left_out() -> None:
     begun = {
         "kept": torch.ones(3),
