@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.records.steps import Integers, Steps
+from analysis.verdict.amplified_rounding import FEW_ROUNDINGS
 from analysis.verdict.completeness import Curves
 from analysis.verdict.curve_difference import METRIC_NAMES, Deviation, Sample, format_unequal
 from analysis.verdict.curve_evidence import CurveEvidence, MetricTests, bitwise_prefix
@@ -33,6 +34,7 @@ from launch.contract.records.step_metrics import Metric
 SMALLER = "capture a smaller scope until the curves agree, and look at the first step that differs"
 _SECOND = "add a second eager run (repeats: 2 in a recipe), since it measures the noise floor"
 _LESS_NOISE = (DETERMINISTIC, CHECK_STEPS, "lower the learning rate")
+_COARSE = "set a margin that suits losses of {size:.3g}, since float32 has seven digits (equivalence.loss in a recipe, --loss-margin of wrap)"
 _NOT_DETERMINISTIC = (
     "find the nondeterministic operation of the eager run (see the notes of its runs)",
     "judge by margins (training.deterministic: false)",
@@ -203,8 +205,15 @@ def _large_floor(window: ComparisonWindow, floor: NoiseFloor, *, spikes: bool) -
                 f"{floor.source} differ among themselves: their {METRIC_NAMES[sample.metric]} by up to {widest:.3g}, "
             )
             reason += f"and the margin is {margin:g}"
-            return _inconclusive(window, reason, *(_LESS_NOISE if margin > 0 else _NOT_DETERMINISTIC), noisy=margin > 0)
+            fixes = _less_noise(window, sample.metric, widest) if margin > 0 else _NOT_DETERMINISTIC
+            return _inconclusive(window, reason, *fixes, noisy=margin > 0)
     return None
+
+
+def _less_noise(window: ComparisonWindow, metric: Metric, widest: float) -> tuple[str, ...]:
+    """Return what settles eager runs that differ by up to ``widest``. Less noise does not, if it is the last digits of large losses."""
+    size = max(np.abs(steps.loss[window.first :]).max() for steps in window.eager.values())
+    return (_COARSE.format(size=size),) if metric == "loss" and widest <= FEW_ROUNDINGS * size else _LESS_NOISE
 
 
 def _no_spike(sample: Sample, size: float, margin: float) -> bool:

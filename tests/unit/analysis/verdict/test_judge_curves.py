@@ -331,6 +331,18 @@ def test_what_all_graphed_repeats_have_is_proof_if_it_is_at_once_large_or_repeat
     assert word == "DIVERGED" or (unrepeatable or "either a kernel is not deterministic, or the graph") in found.reason
 
 
+def test_the_last_digits_of_large_losses_ask_for_another_margin() -> None:
+    """A lower learning rate would not help. Such losses are sums over a batch."""
+    large = 1e6 * curve().loss
+    near = [curve(loss=large + off * (np.arange(STEPS) == 50)) for off in (0.0, 0.5, 1.0)]
+    found = of_repeats([near[2]], near[:2])
+    assert (
+        found.verdict == "INCONCLUSIVE" and "losses of 5.12e+06" in found.advice and "learning rate" not in found.advice
+    )
+    far = of_repeats([near[2]], [near[0], curve(loss=large + 9.0 * (np.arange(STEPS) == 50))])
+    assert "losses of" not in far.advice and "learning rate" in far.advice
+
+
 def test_eager_runs_that_agree_for_long_do_not_prove_a_graph_wrong_that_leaves_them_sooner() -> None:
     """Their small distance is luck. A large difference at the first replay is not."""
     late = curve(), moved(curve(), STEPS - 1, loss=1e-7)
