@@ -6,7 +6,7 @@ elsewhere. How far rounding alone takes parameters shows in the distances of eag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -21,6 +21,9 @@ LEAST_OF_CHANGE = 1 / 32
 """A doubt exceeds this share of the parameter's change since the capture."""
 LEAST_IF_ROUTED = 1 / 2
 """The same for experts and routers. Rounding there routes tokens to other experts."""
+MOST_EVERYWHERE, MOST_IF_UNPERTURBED = 1 / 16, 1 / 4
+"""Rounding takes all parameters no farther than this share of their change, unless eager runs drift as far. Without a perturbed run,
+eager runs may hardly drift, as by one kernel that adds in a varying order."""
 _MOST_NAMED = 3
 _FIX = (
     "find out from which step on a replay updates these parameters otherwise (compare their gradients in later steps), or capture "
@@ -49,6 +52,8 @@ class ParameterEnds:
     ends: Mapping[_Place, _End]
     missing: MissingRun | None = None
     """The planned perturbed run, if there is none yet."""
+    perturbed: bool = False
+    """Whether a perturbed run is one of the eager ones."""
     unmatched: tuple[_Place, ...] = ()
     """The parameters of the graphed run that an eager run does not have by that name."""
 
@@ -82,10 +87,14 @@ class ParameterEnds:
         """The parameters that are farther away than their drift and the distances of other parameters explain.
 
         Rounding of other kernels may take all parameters farther than the noise of eager runs does. The lower quartile of distances
-        shows how far, because a fault on which losses hardly depend is in fewer parameters.
+        shows how far, because a fault on which losses hardly depend is in fewer parameters. At a low learning rate losses hardly
+        depend on any parameter, so a fault may be in all of them, such as a learning rate that a graph has frozen.
         """
-        distances = sorted(end.distance for end in self.ends.values())
-        everywhere = distances[len(distances) // 4] if distances else 0.0
+        everywhere = _lower_quartile(end.distance for end in self.ends.values())
+        drift = _lower_quartile(end.drift for end in self.ends.values())
+        most = MOST_EVERYWHERE if self.perturbed or self.missing else MOST_IF_UNPERTURBED
+        if everywhere > max(most, NOISE_MULTIPLE * drift):
+            everywhere = 0.0
         return {
             place: end
             for place, end in self.ends.items()
@@ -111,7 +120,7 @@ def compare_ends(
             )
             ends[place] = _End(distance / change, drift / change)
     unmatched = {place for place in graphed.parameter_ends if any(place not in one.parameter_ends for one in runs)}
-    return ParameterEnds(ends, None if perturbed else missing, tuple(sorted(unmatched)))
+    return ParameterEnds(ends, None if perturbed else missing, perturbed is not None, tuple(sorted(unmatched)))
 
 
 def _distance(graphed: Sketch, eager: Sketch) -> float:
@@ -121,6 +130,11 @@ def _distance(graphed: Sketch, eager: Sketch) -> float:
     run and down in another, which is a large share of that change, although no two eager runs need differ.
     """
     return 0.0 if graphed.differs_by_rounding(eager) else graphed.distance(eager)
+
+
+def _lower_quartile(shares: Iterable[float]) -> float:
+    found = sorted(shares)
+    return found[len(found) // 4] if found else 0.0
 
 
 def _least(place: _Place) -> float:

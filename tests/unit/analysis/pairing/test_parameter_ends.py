@@ -68,6 +68,21 @@ def test_a_fault_in_several_parameters_does_not_hide_itself() -> None:
     assert all(name in found.reason for name in wrong)
 
 
+@pytest.mark.parametrize(("drift", "by"), [(1e-6, 0.5), (0.01, 0.5), (0.05, 0.9)])
+def test_a_fault_in_all_parameters_does_not_hide_itself(drift: float, by: float) -> None:
+    """At a low learning rate no curve shows that a replay leaves out every other update."""
+    found = judge([run(1, drift), run(2, drift)], run(3, drift, wrong=NAMES, by=by))
+    assert found and found.verdict == "INCONCLUSIVE" and "and 4 more" in found.reason, found
+
+
+def test_a_perturbed_run_shows_a_smaller_fault_in_all_parameters() -> None:
+    """It rounds in each module, as other kernels do. Such a fault is one lost update in ten."""
+    eager, graphed = [run(1, 0.0), run(1, 0.0)], run(3, 1e-6, wrong=NAMES, by=0.1)
+    assert judge(eager, graphed, missing=MISSING).needed_run
+    assert judge(eager, graphed, run(4, 1e-3)) and judge(eager, graphed, run(4, 0.1)) is None
+    assert judge([run(1, 1e-3), run(2, 1e-3)], graphed) is None
+
+
 def rounded_run(seed: int, drift: float, *, moved: float = 0.004, frozen: int = 0, elements: int = 32) -> Any:
     """Return a run with bf16 parameters of few ``elements``. By default, most move by less than a unit in the last place.
 
