@@ -130,8 +130,8 @@ class TrainingSteps:
         log.say(source, said, self.lines.ended)
         if len(log.contradictions) > MOST_CONTRADICTIONS:
             raise ProgramError(
-                f"the program prints {' and '.join(log.contradictions.values())}: call launch.observe.step(loss=..., "
-                "grad_norm=...) at the end of each step"
+                f"the program prints {' and '.join(log.contradictions.values())}: describe the line that counts in "
+                "command.pattern, or call launch.observe.step(loss=..., grad_norm=...) at the end of each step"
             )
         if not (self.timed and self.left > 0):
             self.write()

@@ -641,6 +641,7 @@ BAD = {
     "numbers micro-batches": (PROGRAM.replace("(STEPS", "(2 * STEPS").replace("    optimizer", "    if number % 2: optimizer"), "CONFIG", "losses of 2[34] steps in 12 steps"),
     "warms up by steps": (PROGRAM.replace("for number", "model(data[0]).sum().backward()\nfor _ in range(3): optimizer.step()\nfor number"), "CONFIG", "no loss of its first optimizer step, and took 15 of them instead of 12.*launch.observe.step"),
     "prints some metrics": (PROGRAM.replace("    print", "    if number % 5 == 0: print"), "CONFIG", "no loss of step 1 of its"),
+    "prints two losses": (PROGRAM + "    print({'step': number, 'loss': 9.0})\n", "CONFIG", "a loss of .* and one of 9 in step 0 and .*: describe the line that counts in command.pattern, or call launch.observe.step"),
     "writes NaN": (PROGRAM.replace("loss.item()", "loss.item() if number < 7 else float('nan')"), "NUMERIC", "loss is nan at step 7"),
     "is killed": (PROGRAM.replace("    print", "    if number == 6: __import__('os').kill(__import__('os').getpid(), 9)\n    print"), "FAILED", "SIGKILL"),
     "raises": (PROGRAM.replace("    print", "    assert number < 6, 'broken'\n    print"), "FAILED", "broken"),
