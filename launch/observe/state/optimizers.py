@@ -21,8 +21,6 @@ from launch.train.telemetry.parameter_digest import sketch_tensors, write_parame
 _SETTINGS = ("lr", "weight_decay", "momentum", "betas", "eps")
 """The settings of an optimizer that are no choice of its implementation. A graph may need a learning rate that is a tensor."""
 _SWITCHES = ("amsgrad", "maximize", "nesterov")
-_NO_DIGEST = (RuntimeError, TypeError, KeyError, NotImplementedError)
-"""What tensors without a digest raise."""
 
 
 class Optimizers:
@@ -130,40 +128,38 @@ class Optimizers:
         # Optimizers that step in the backward pass may do so in another order if it is captured or compiled.
         optimizers = sorted(self.seen.values(), key=lambda one: self._names.get(identity(one), ""))
         named = [(self._names[id(one)], own_part(one.detach())) for one in _parameters(optimizers)]
-        try:
+        with _noting(recorder, "parameters"):
             self._captured = write_parameters(recorder, named, self._captured if at_end else ())
-        except _NO_DIGEST as error:
-            recorder.note(f"parameters have no digest, so it is unknown whether they change: {error}")
 
     def digest_other_state(self, recorder: Recorder, step: int) -> None:
         """Remember the parameters, and the state that no optimizer steps, after ``step`` steps."""
         # A step without a known optimizer may step any parameter.
         if stepped := [*_parameters(self.seen.values())]:
-            with _noting(recorder):
+            with _noting(recorder, "buffers"):
                 self._other_state, self._since = OtherState(stepped), step
 
     def digest_middle(self, recorder: Recorder) -> None:
         """Remember which of it has changed until now."""
         if self._other_state:
-            with _noting(recorder):
+            with _noting(recorder, "buffers"):
                 self._other_state.digest_middle([*_parameters(self.seen.values())])
 
     def write_changes(self, recorder: Recorder, step: int) -> None:
         """Write what of it has changed."""
         if self._other_state:
-            with _noting(recorder):
+            with _noting(recorder, "buffers"):
                 self._name(stepped := [*_parameters(self.seen.values())])
                 changes = self._other_state.changes(stepped, self._names, step - self._since)
                 recorder.write("other_state", changes=changes)
 
 
 @contextmanager
-def _noting(recorder: Recorder) -> Iterator[None]:
-    """Note that tensors have no digest."""
+def _noting(recorder: Recorder, tensors: str) -> Iterator[None]:
+    """Note that ``tensors`` have no digest."""
     try:
         yield
-    except _NO_DIGEST as error:
-        recorder.note(f"buffers have no digest, so it is unknown whether they change: {error}")
+    except (RuntimeError, TypeError, KeyError, NotImplementedError) as error:
+        recorder.note(f"{tensors} have no digest, so it is unknown whether they change: {error}")
 
 
 def identity(optimizer: torch.optim.Optimizer) -> int:
