@@ -98,7 +98,7 @@ def test_a_thread_that_fetches_batches_at_any_time_is_no_evidence() -> None:
         (torch.ones(5000, 30).t(), True),
         ([torch.ones(4), {"a": (torch.ones(2),)}], True),
         (UserDict({"a": torch.ones(2)}), True),
-        (torch.ones(4, dtype=torch.complex128), False),
+        (torch.ones(4, dtype=torch.complex128), True),
         (torch.ones(4, device="meta"), False),
         (torch.ones(4).to_sparse(), False),
         (["/tmp/file", 3, None], False),
