@@ -33,7 +33,7 @@ from analysis.pairing.program_settings import (
     rounded_metrics,
     widen_by_rounding,
 )
-from analysis.pairing.step_checks import has_clean_checks
+from analysis.pairing.step_checks import has_clean_checks, lacking_checks
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
 from analysis.records.steps import Steps, shared_steps
@@ -51,6 +51,7 @@ REQUIRED_DIGESTS = ("code", "data", "libraries")
 IDENTITY = ("versions.", "packages.", "code.", "data_digest", "digests.")
 """The beginnings of what identifies code, libraries and data in environment.json."""
 _MACHINE = ("hardware.", "settings.")
+_DAMAGED = "run the pair again, since its records are damaged"
 RESUME = "run `python -m orchestrator resume` on the sweep"
 SUSPECT_GRAPHS = "eager runs took all steps: suspect the graphs, not the arguments"
 WHY_SKIPPED = "read in its log which steps it skipped or why it ended, as after a NaN, and compare its losses with those of the eager run"
@@ -303,6 +304,8 @@ def _exclude(eager: Attempt, graphed: Attempt, spec: RunSpec, margins: Margins) 
     }
     if sign := next((sign for sign, is_there in signs.items() if is_there), ""):
         return Verdict("INCOMPARABLE", f"the eager run {sign}", "check its settings, since it is not an eager run")
+    if graphed.outcome.results_intact and (lacking := lacking_checks(graphed, spec)):
+        return Verdict("INCOMPARABLE", f"graphed run: {lacking}", _DAMAGED)
     if unequal := _unequal_tokens(eager.steps, graphed.steps):
         return Verdict("INCOMPARABLE", unequal, "run the pair again, since both runs must train on the same batches")
     if spec.engine == "command":
@@ -318,8 +321,7 @@ def _exclude(eager: Attempt, graphed: Attempt, spec: RunSpec, margins: Margins) 
 def _damaged(eager: Attempt, graphed: Attempt) -> Verdict | None:
     sides = (("eager", eager), ("graphed", graphed))
     problems = [f"{side} run: {problem}" for side, attempt in sides for problem in attempt.problems]
-    fix = "run the pair again, since its records are damaged"
-    return Verdict("INCOMPARABLE", "; ".join(problems), fix) if problems else None
+    return Verdict("INCOMPARABLE", "; ".join(problems), _DAMAGED) if problems else None
 
 
 def _unequal_tokens(eager: Steps, graphed: Steps) -> str:

@@ -83,6 +83,14 @@ def has_clean_checks(attempt: Attempt, spec: RunSpec) -> bool:
     return checks is not None and not checks.fault and not checks.undecided
 
 
+def lacking_checks(attempt: Attempt, spec: RunSpec) -> str:
+    """Say that ``attempt`` has not one check of each planned step. A completed run records one even if it lacked memory for it."""
+    for rank in range(spec.parallelism.world_size):
+        if tuple(sorted(check.step for check in attempt.step_checks.get(rank, ()))) != spec.checked_steps:
+            return f"events of rank {rank} have no check of every planned step"
+    return ""
+
+
 def fault_of(attempt: Attempt | PartialAttempt) -> str:
     """Describe the worst fault that the step checks of ``attempt`` found; return "" without one."""
     fault = _describe_fault([_Found(rank, check) for rank, checks in attempt.step_checks.items() for check in checks])
@@ -149,11 +157,8 @@ def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]],
                 f"not step-checked: the check of step {one.check.step} needs {one.check.missing / 2**30:.1f} GiB more of "
                 f"{one.check.missing_on} memory"
             )
-    for repeat, attempt in attempts:
-        for rank in range(spec.parallelism.world_size):
-            steps = tuple(sorted(check.step for check in attempt.step_checks.get(rank, ())))
-            if steps != spec.checked_steps:
-                return f"not step-checked: repeat {repeat} has no check of every planned step on rank {rank}"
+    if lacking := [f"repeat {repeat}: {text}" for repeat, one in attempts if (text := lacking_checks(one, spec))]:
+        return f"not step-checked: {lacking[0]}"
     if any(one.check.lacks_noise for one in found):
         return (
             "results differ by more than repetitions of the uncaptured code, and the effect of rounding cannot be measured "

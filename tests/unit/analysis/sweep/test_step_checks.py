@@ -188,16 +188,15 @@ def test_steps_that_agree_do_not_explain_curves_that_do_not(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "check",
     [
-        None,
         found(62, ROUNDING, calibrated=False),
         StepCheck(62, missing=3 * 2**29),
         found(62, dataclasses.replace(ROUNDING, difference=1.0, noise=0.2)),
         found(62, ROUNDING, noise=0.2),
         found(62, routing=(RoutingDifference("router of layer 1, micro-batch 0", 3, gap=0.9, noise=0.2),)),
     ],
-    ids=["missing", "uncalibrated", "without memory", "blind", "blind beyond the recorded rows", "blind to routing"],
+    ids=["uncalibrated", "without memory", "blind", "blind beyond the recorded rows", "blind to routing"],
 )
-def test_checks_that_did_not_take_place_decide_nothing(tmp_path: Path, check: StepCheck | None) -> None:
+def test_checks_that_did_not_take_place_decide_nothing(tmp_path: Path, check: StepCheck) -> None:
     def edit(run: AttemptRecord) -> None:
         add_noise(run, 2.0)
         check_of(run, 62, check)
@@ -205,10 +204,17 @@ def test_checks_that_did_not_take_place_decide_nothing(tmp_path: Path, check: St
     result = compared(tmp_path, edit)
     assert verdict_of(result)[0] == "INCONCLUSIVE"
     assert result.graphs.step_checks and result.graphs.step_checks.undecided
-    assert (result.graphs.step_checks.most is None) == bool(check and not check.calibrated)
-    if check and check.missing:
+    assert (result.graphs.step_checks.most is None) == (not check.calibrated)
+    if check.missing:
         expected = "not step-checked: the check of step 62 needs 1.5 GiB more of GPU memory"
         assert (result.graphs.step_checks.undecided, result.graphs.step_checks.tensors) == (expected, 40)
+
+
+def test_a_lost_check_does_not_turn_its_fault_into_a_pass(tmp_path: Path) -> None:
+    for name, check, verdict in (("found", found(62, FAULT), "DIVERGED"), ("lost", None, "INCOMPARABLE")):
+        result = compared(tmp_path / name, lambda run, check=check: check_of(run, 62, check))
+        assert verdict_of(result)[0] == verdict
+    assert "graphed run: events of rank 0 have no check of every planned step" in verdict_of(result)[1]
 
 
 @pytest.mark.parametrize(

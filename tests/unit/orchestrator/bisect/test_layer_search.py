@@ -170,7 +170,7 @@ def test_a_run_that_ends_at_a_nan_is_searched_up_to_there(tmp_path: Path) -> Non
     answer = answer_of(tmp_path / "found", edit)
     assert answer.exit_code == 0 and "The run ended NUMERIC in measure." in answer.text
     answer = answer_of(tmp_path / "lost", end_numeric)
-    assert answer.exit_code == 4 and "no check of every planned step on rank 0" in answer.summary
+    assert answer.exit_code == 4 and "events of rank 0 have no check of every planned step" in answer.summary
 
 
 def test_a_place_is_not_the_first_while_a_rank_lacks_an_earlier_check(tmp_path: Path) -> None:
