@@ -97,7 +97,7 @@ def _missing_run(runs: Sequence[Run], cell: Cell) -> MissingRun:
     if ended is None:
         return MissingRun(run_id, "run `python -m orchestrator resume` on the sweep to start that run")
     status = (
-        "has other code, libraries or data than the eager repeats, or differs from them before it is perturbed"
+        "has incomplete records, or other code, libraries or data than the eager repeats, or differs from them before it is perturbed"
         if ended.outcome.results_intact
         else f"ended {ended.outcome.outcome}"
     )

@@ -189,6 +189,18 @@ def test_curves_that_agree_do_not_pass_if_a_parameter_ends_elsewhere(
     assert ("query.bias on rank 0 by 0.9" in said) is (bool(wrong) and verdict == "EQUIVALENT"), said
 
 
+def test_a_perturbed_run_that_lost_its_ends_is_missing(tmp_path: Path) -> None:
+    def edit(record: AttemptRecord) -> None:
+        sketch(record, 0.0, ("query.bias",))
+        for event in record.events[0] if record.spec.perturbed else ():
+            event.pop("sketches", None) and event.update(sketches=[])
+
+    sweep = write_sweep(tmp_path, perturbed=True, if_needed=True, edit=edit)
+    (found,) = (cell for cell in judge_sweep(sweep).results if cell.cell.graphed)
+    assert found.verdict is not None and found.verdict.verdict == "INCONCLUSIVE" and found.verdict.needed_run
+    assert "the perturbed run has incomplete records, or other code" in found.verdict.fix
+
+
 def test_the_report_says_which_parameters_were_not_compared(tmp_path: Path) -> None:
     def edit(record: AttemptRecord) -> None:
         sketch(record, 1e-5, ("query.bias",))
