@@ -67,24 +67,27 @@ def has_other_bits(steps: Steps, than: Steps, first: int) -> bool:
 
 
 def uncompared_attempts(run: Run) -> list[str]:
-    """Describe the attempts of ``run`` that cannot be compared: other code, libraries or data, or damaged records."""
+    """Describe the attempts of ``run`` that cannot be compared: no outcome, other code, libraries or data, or damaged records."""
     if run.attempt is None:
         return []
-    reasons = ((other, _reason(other, run.attempt.digests)) for other in _others(run, run.attempt))
-    return [f"attempt {other.number} {other.ending} and is not compared: {why}" for other, why in reasons if why]
+    reasons = ((other, _reason(other, run.attempt)) for other in _others(run, run.attempt))
+    return [f"attempt {other.number} {other.ending} and {why}" for other, why in reasons if why]
 
 
-def _reason(other: OtherAttempt, digests: Digests) -> str:
+def _reason(other: OtherAttempt, counts: Attempt) -> str:
+    digests = counts.digests
     if other.problems:
-        return "; ".join(other.problems)
+        return f"is not compared: {'; '.join(other.problems)}"
+    if other.outcome is None:
+        return "may have failed: it did not end, or its outcome is lost, so only its steps are compared"
     if not len(other.steps) or other.digests == ():
         return ""
     if digests == ():
-        return "the attempt that counts did not record its code, data and libraries"
+        return "is not compared: the attempt that counts did not record its code, data and libraries"
     names = sorted({name for name, _ in {*other.digests} ^ {*digests}})
     if names:
-        return f"it ran with other {', '.join(names)}"
-    return "" if _is_in_order(other.steps) else "its steps are not in order"
+        return f"is not compared: it ran with other {', '.join(names)}"
+    return "" if _is_in_order(other.steps) else "is not compared: its steps are not in order"
 
 
 def _others(run: Run, than: Attempt | None) -> list[OtherAttempt]:

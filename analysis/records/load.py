@@ -33,11 +33,12 @@ from analysis.records.events import (
 from analysis.records.run import Attempt, PartialAttempt, Run, digests_of
 from analysis.records.steps import Steps, no_steps, read_steps
 from launch.common.atomic_files import dumps, parse_record
+from launch.common.grouped import grouped
 from launch.common.typed_json import from_json
-from launch.contract.bundle import attempts_due, latest_outcomes, read_intact_order, runs_not_needed
+from launch.contract.bundle import attempts_due, latest_outcomes, read_beginnings, read_intact_order, runs_not_needed
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
-from launch.contract.plan import Cell, Plan, read_plan
+from launch.contract.plan import Cell, Plan, PlannedBundle, read_plan
 from launch.contract.records.gpu_rates import GpuRates
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import without_identity
@@ -98,24 +99,32 @@ def without_runs(plan: Plan, run_ids: Set[str]) -> Plan:
 def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
     """Load the records of the cells of ``plan``."""
     cells = {cell.cell_id: cell for cell in plan.cells if cell.state == "run"}
-    due = _attempts_due(sweep, plan, cells.values())
-    runs = {cell_id: _load_cell(sweep, cell, due) for cell_id, cell in cells.items()}
+    workloads = {cell.workload_id for cell in cells.values()}
+    bundles = [bundle for bundle in plan.all_bundles if bundle.workload_id in workloads]
+    due, begun = _attempts_due(sweep, bundles), _attempts_begun(sweep, bundles)
+    runs = {cell_id: _load_cell(sweep, cell, due, begun) for cell_id, cell in cells.items()}
     skipped = {cell_id: _skipped(sweep, of_cell, plan) for cell_id, of_cell in runs.items()}
     wanted = {cell_id: _wanted(of_cell, skipped[cell_id].keys(), plan) for cell_id, of_cell in runs.items()}
     return Records(plan, name_edits(name_copies(wanted)), skipped)
 
 
-def _attempts_due(sweep: SweepPaths, plan: Plan, cells: Iterable[Cell]) -> Callable[[str], int]:
+def _attempts_due(sweep: SweepPaths, bundles: Sequence[PlannedBundle]) -> Callable[[str], int]:
     """Return a function that reads the number of a run's attempt that is ordered and not cancelled; 0 without one."""
-    workloads = {cell.workload_id for cell in cells}
-    bundles = [bundle for bundle in plan.all_bundles if bundle.workload_id in workloads]
     read = cache(lambda bundle_id: attempts_due(sweep.bundle(bundle_id)))
     return lambda run_id: max((read(b.bundle_id).get(run_id, 0) for b in bundles if run_id in b.run_ids), default=0)
 
 
-def _load_cell(sweep: SweepPaths, cell: Cell, due: Callable[[str], int]) -> tuple[Run, ...]:
+def _attempts_begun(sweep: SweepPaths, bundles: Sequence[PlannedBundle]) -> Mapping[str, Sequence[int]]:
+    """Return the numbers of the attempts of each run that supervisors began."""
+    return grouped(begun for bundle in bundles for begun in read_beginnings(sweep.bundle(bundle.bundle_id)))
+
+
+def _load_cell(
+    sweep: SweepPaths, cell: Cell, due: Callable[[str], int], begun: Mapping[str, Sequence[int]]
+) -> tuple[Run, ...]:
     runs = (
-        load_run(sweep.run(run_id), run_id, repeat, cell.run_spec, due) for repeat, run_id in enumerate(cell.run_ids)
+        load_run(sweep.run(run_id), run_id, repeat, cell.run_spec, due, begun.get(run_id, ()))
+        for repeat, run_id in enumerate(cell.run_ids)
     )
     return tuple(replace(run, perturbed=run.run_id not in cell.repeat_ids) for run in runs)
 
@@ -138,12 +147,19 @@ def _wanted(runs: Iterable[Run], skipped: Set[int], plan: Plan) -> tuple[Run, ..
     return tuple(run for run in runs if run.begun or not (run.repeat in skipped or run.run_id in plan.runs_if_needed))
 
 
-def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec, due: Callable[[str], int] = lambda _: 0) -> Run:
+def load_run(
+    paths: RunPaths,
+    run_id: str,
+    repeat: int,
+    spec: RunSpec,
+    due: Callable[[str], int] = lambda _: 0,
+    begun: Sequence[int] = (),
+) -> Run:
     """Load a run with the attempt that counts: the latest one that ended.
 
     An attempt that the scheduler or the user ended gives way to an earlier one that ended on its own, and to a later one that has
     not ended, or that is ``due``: ordered, but not begun. A NaN or a crash always counts. No attempt counts if a later outcome
-    cannot be read.
+    cannot be read. Attempts before the last one, and those in ``begun``, are known to be missing if they have no folder.
     """
     attempts = {attempt.number: attempt for attempt in paths.attempts()}
     ended, unreadable = _read_outcomes(run_id, attempts.values())
@@ -159,8 +175,10 @@ def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec, due: Call
     }
     others = (attempts[number] for number in attempts if number not in {*whole, *unreadable})
     partial = tuple(_load_partial(attempt, ended.get(attempt.number), spec) for attempt in others)
+    missing = sorted({*range(1, max(attempts)), *begun} - attempts.keys())
+    lost = (PartialAttempt(number, None, (), ("its folder is missing",), no_steps()) for number in missing)
     latest = whole.pop(chosen)
-    return Run(run_id, repeat, len(attempts), latest, tuple(whole.values()), partial, damaged)
+    return Run(run_id, repeat, len(attempts), latest, tuple(whole.values()), (*partial, *lost), damaged)
 
 
 def _read_outcomes(run_id: str, attempts: Iterable[AttemptPaths]) -> tuple[dict[int, Outcome], dict[int, str]]:

@@ -15,7 +15,7 @@ def digest_records(sweep: SweepPaths, run_ids: Iterable[str]) -> str:
     """Return the digest of every file that a report of ``run_ids`` reads: the plan, orders and what ends them, specs, and records of all
     attempts."""
     found = hashlib.sha256(_content(sweep.plan))
-    for name in ("bundle.json", "early_stop.json", "cancel"):
+    for name in ("bundle.json", "begun.jsonl", "early_stop.json", "cancel"):
         for record in sorted(sweep.bundles.glob(f"*/{name}")):
             found.update(_content(record))
     for run_id in run_ids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,16 @@ import pytest
 from analysis.report.summary import Summary, summarise
 from analysis.report.write_report import write_report
 from analysis.sweep.judge_sweep import judge_sweep
-from launch.common.atomic_files import write_json
-from launch.contract.bundle import BundleOrder, EarlyStop
+from launch.common.atomic_files import JsonLines, write_json
+from launch.common.file_lock import UNNAMED
+from launch.contract.bundle import Beginning, BundleOrder, EarlyStop
 from launch.contract.outcomes import Outcome, OutcomeName
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Limits, read_plan
 from launch.contract.records.digest import digest_records
 from orchestrator.bisect.failure_status import classify_failure
 from tests.pairwise import covering
-from tests.records import AttemptRecord, Edit, write_attempt, write_sweep
+from tests.records import AttemptRecord, Edit, unchanged, write_attempt, write_sweep
 from tests.report_text import report_text
 
 GRAPHED, EAGER = True, False
@@ -166,6 +168,49 @@ def test_a_cancelled_attempt_with_other_bits_is_judged_as_far_as_it_came(tmp_pat
     (graphed,) = (result for result in judge_sweep(SweepPaths(tmp_path)).results if result.cell.graphed)
     assert graphed.verdict and graphed.verdict.verdict == word
     assert graphed.verdict.reason.startswith("equal bit for bit except graphed repeat 0, attempt 1")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "lost", "said"),
+    [
+        (ended("FAILED"), unchanged, "1", "attempt 1 has no outcome and is not compared: its folder is missing"),
+        (unchanged, ended("FAILED"), "2", "attempt 2 has no outcome and is not compared: its folder is missing"),
+        (
+            unchanged,
+            ended("FAILED"),
+            "2/outcome.json",
+            "attempt 2 has no outcome and may have failed: it did not end",
+        ),
+        (ended("FAILED"), unchanged, "1/outcome.json", "attempt 1 has no outcome and may have failed: it did not end"),
+    ],
+    ids=[
+        "the folder of a failure",
+        "the folder of a later one",
+        "the outcome of a later one",
+        "the outcome of a failure",
+    ],
+)
+def test_the_report_names_an_attempt_that_was_lost(
+    tmp_path: Path, first: Edit, second: Edit, lost: str, said: str
+) -> None:
+    def edit(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 0:
+            before = dataclasses.replace(run, metrics=list(run.metrics))
+            first(before)
+            write_attempt(SweepPaths(tmp_path), before)
+            run.number = 2
+            second(run)
+
+    sweep = write_sweep(tmp_path, edit=edit)
+    (run_id,) = (cell.run_ids[0] for cell in read_plan(sweep).cells if cell.graphed)
+    (bundle,) = read_plan(sweep).bundles
+    with JsonLines(sweep.bundle(bundle.bundle_id).begun) as begun:
+        for number in (1, 2):
+            begun.write(Beginning(run_id, number, 0.0, UNNAMED))
+    assert summarise(judge_sweep(sweep).results).exit_code != 0
+    path = sweep.run(run_id).root / "attempts" / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert said in write_report(sweep).summary
 
 
 def test_an_attempt_of_other_code_is_named_and_blamed_on_nobody(tmp_path: Path) -> None:
