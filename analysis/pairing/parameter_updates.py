@@ -24,7 +24,7 @@ _KEEP = (
     "check that each replay updates buffers and averaged weights as eager steps do, and that the warm-up of the capture leaves "
     "them as they were; or update them outside the graph"
 )
-_AGAIN = "run the pair again, since records of a run are incomplete"
+_AGAIN = "run the pair again, since records of a run are incomplete (its notes may say why)"
 _MOST_NAMED = 3
 _TRAIN = "set a learning rate above 0 for the steps after the capture (training.learning_rate), or train for more steps"
 
@@ -87,13 +87,20 @@ def _known_changes(
 def doubt_updates(eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) -> Verdict | None:
     """Return INCONCLUSIVE if fewer tensors change than in any eager run, or if other state ends far from where eager runs end.
 
-    Return it too if only one run has digests of a rank's parameters. Only a verdict that passes may be doubted. ``repeats`` are
-    all comparable eager runs.
+    Return it too if only some runs have the records of a rank that show this. Only a verdict that passes may be doubted.
+    ``repeats`` are all comparable eager runs.
     """
-    for name, one, other in (("eager", eager, graphed), ("graphed", graphed, eager)):
-        if alone := sorted(one.parameters.keys() - other.parameters.keys()):
-            reason = f"only the {name} run has digests of the parameters of {numbered('rank', alone)}"
-            return Verdict("INCONCLUSIVE", f"{reason}, so nothing shows that both runs end with equal ones", _AGAIN)
+    complete = (one for one in repeats if one.outcome.results_intact)
+    runs = [("graphed run", graphed), ("eager run", eager), *(("eager run of another repeat", one) for one in complete)]
+    for what, records in (
+        ("digests of the parameters", [one.parameters for _, one in runs]),
+        (f"record of {_OTHER_STATE}", [one.other_state for _, one in runs]),
+    ):
+        ranks = set[int]().union(*records)
+        for (name, _), known in zip(runs, records, strict=True):
+            if lost := sorted(ranks - known.keys()):
+                reason = f"the {name} has no {what} of {numbered('rank', lost)}, but other runs have"
+                return Verdict("INCONCLUSIVE", f"{reason}, so nothing shows that all end with equal ones", _AGAIN)
     for rank, (own, found) in _known_changes([eager, *repeats], graphed).items():
         doubt = _doubt_unchanged(rank, own, found) or _doubt_tensors(rank, own, found) or doubt_values(rank, own, found)
         if doubt:

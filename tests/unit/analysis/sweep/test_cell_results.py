@@ -18,6 +18,7 @@ from analysis.verdict.noise import NoiseFloor
 from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.plan import Reason
+from launch.contract.records.state_changes import StateChanges
 from launch.contract.spec import RunSpec
 from tests.records import AttemptRecord, Edit, Extra, attempt_record, unbegun, workload_spec, write_attempt, write_sweep
 from tests.unit.analysis.sweep.judged_cell import (
@@ -157,7 +158,7 @@ def test_ranks_that_are_replicas_in_eager_runs_alone_are_a_divergence(tmp_path: 
         (["forward_backward", "optimizer"], 3, False, "EQUIVALENT"),
         (["forward_backward", "optimizer"], 3, True, "INCONCLUSIVE"),
     ],
-    ids=["not captured", "captured", "checked", "a lost check"],
+    ids=["not captured", "captured", "checked", "without memory for a check"],
 )
 def test_a_captured_optimizer_passes_only_if_the_loss_falls_or_checks_compare_it(
     tmp_path: Path, scope: list[str], step_checks: int, lost: bool, verdict: str
@@ -172,10 +173,9 @@ def test_a_captured_optimizer_passes_only_if_the_loss_falls_or_checks_compare_it
             step["loss"] = 5 + batch + noise + towards * step["step"] / len(run.metrics)
         for event in (event for events in run.events.values() for event in events if "graphs" in event):
             event["graphs"]["effective_scope"] = scope
-        if lost:
-            run.events[0] = [
-                event for event in run.events[0] if event.get("step") != 62 or event["kind"] != "step_check"
-            ]
+        for event in run.events[0]:
+            if lost and event["kind"] == "step_check" and event["step"] == 62:
+                event["check"] |= {"tensors": 0, "missing": 1}
 
     found = verdict_of(tmp_path, edit, step_checks=step_checks)
     assert found.verdict == verdict
@@ -223,9 +223,26 @@ def test_runs_of_which_one_has_no_digests_of_its_parameters_do_not_pass(
             run.events[1] = [event for event in run.events[1] if event.get("digest") != lost]
 
     found = verdict_of(tmp_path, edit, ranks=2)
-    side = "eager" if graphed else "graphed"
+    side = "graphed" if graphed else "eager"
     assert found.verdict == "INCONCLUSIVE" and found.fix.startswith("run the pair again")
-    assert f"only the {side} run has digests of the parameters of rank 1" in found.reason
+    assert f"the {side} run has no digests of the parameters of rank 1, but other runs have" in found.reason
+
+
+@pytest.mark.parametrize("lost", ["graphed", "eager", "eager of another repeat"])
+def test_runs_of_which_one_has_no_record_of_other_state_do_not_pass(tmp_path: Path, lost: str) -> None:
+    """Otherwise a lost record hides running statistics that a replay does not update."""
+
+    def edit(run: AttemptRecord) -> None:
+        changes = StateChanges("" if run.spec.graphed else "changed", 0 if run.spec.graphed else 3, {}, (), ())
+        event = {**run.events[0][-1], "kind": "other_state", "changes": dataclasses.asdict(changes)}
+        if lost != ("graphed" if run.spec.graphed else ("eager", "eager of another repeat")[run.spec.repeat]):
+            run.events[0].append(event)
+
+    found = verdict_of(tmp_path, edit)
+    assert found.verdict == "INCONCLUSIVE" and found.fix.startswith("run the pair again")
+    assert (
+        "has no record of buffers, or weights that no optimizer steps, of rank 0, but other runs have" in found.reason
+    )
 
 
 @pytest.mark.parametrize("near", [0.0, 1e-5])
