@@ -32,7 +32,7 @@ from analysis.records.events import (
 )
 from analysis.records.run import Attempt, PartialAttempt, Run, digests_of
 from analysis.records.steps import Steps, no_steps, read_steps
-from launch.common.atomic_files import dumps, parse_record
+from launch.common.atomic_files import RecordError, dumps, parse_record
 from launch.common.grouped import grouped
 from launch.common.typed_json import from_json
 from launch.contract.bundle import attempts_due, latest_outcomes, read_beginnings, read_intact_order, runs_not_needed
@@ -97,7 +97,11 @@ def without_runs(plan: Plan, run_ids: Set[str]) -> Plan:
 
 
 def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
-    """Load the records of the cells of ``plan``."""
+    """Load the records of the cells of ``plan``.
+
+    Raises:
+        RecordError: a cell of the plan has the spec of another one.
+    """
     cells = {cell.cell_id: cell for cell in plan.cells if cell.state == "run"}
     workloads = {cell.workload_id for cell in cells.values()}
     bundles = [bundle for bundle in plan.all_bundles if bundle.workload_id in workloads]
@@ -122,6 +126,10 @@ def _attempts_begun(sweep: SweepPaths, bundles: Sequence[PlannedBundle]) -> Mapp
 def _load_cell(
     sweep: SweepPaths, cell: Cell, due: Callable[[str], int], begun: Mapping[str, Sequence[int]]
 ) -> tuple[Run, ...]:
+    if (found := cell.run_spec.cell_id) != cell.cell_id:
+        raise RecordError(
+            f"{sweep.plan}: cell {cell.cell_id} has the spec of {found}; run the sweep again to write a new plan"
+        )
     runs = (
         load_run(sweep.run(run_id), run_id, repeat, cell.run_spec, due, begun.get(run_id, ()))
         for repeat, run_id in enumerate(cell.run_ids)
@@ -159,9 +167,10 @@ def load_run(
 
     An attempt that the scheduler or the user ended gives way to an earlier one that ended on its own, and to a later one that has
     not ended, or that is ``due``: ordered, but not begun. A NaN or a crash always counts. No attempt counts if a later outcome
-    cannot be read. Attempts before the last one, and those in ``begun``, are known to be missing if they have no folder.
+    cannot be read. An attempt has begun even without a folder if it is in ``begun``, or if the next one has a folder.
     """
-    attempts = {attempt.number: attempt for attempt in paths.attempts()}
+    numbers = {one for number in (*paths.attempt_numbers(), *begun) for one in (number - 1, number) if one > 0}
+    attempts = {number: paths.attempt(number) for number in sorted(numbers)}
     ended, unreadable = _read_outcomes(run_id, attempts.values())
     damaged = tuple(unreadable.values())
     chosen = max(ended, key=lambda number: (ended[number].is_informative, number), default=0)
@@ -175,10 +184,8 @@ def load_run(
     }
     others = (attempts[number] for number in attempts if number not in {*whole, *unreadable})
     partial = tuple(_load_partial(attempt, ended.get(attempt.number), spec) for attempt in others)
-    missing = sorted({*range(1, max(attempts)), *begun} - attempts.keys())
-    lost = (PartialAttempt(number, None, (), ("its folder is missing",), no_steps()) for number in missing)
     latest = whole.pop(chosen)
-    return Run(run_id, repeat, len(attempts), latest, tuple(whole.values()), (*partial, *lost), damaged)
+    return Run(run_id, repeat, len(attempts), latest, tuple(whole.values()), partial, damaged)
 
 
 def _read_outcomes(run_id: str, attempts: Iterable[AttemptPaths]) -> tuple[dict[int, Outcome], dict[int, str]]:
@@ -216,7 +223,7 @@ def _load_partial(paths: AttemptPaths, outcome: Outcome | None, spec: RunSpec) -
 
 def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: str, spec: RunSpec) -> Attempt:
     problems: list[str] = []
-    _check_spec(run, run_id, spec, problems)
+    _check_spec(run, run_id, problems)
     steps, environment = _read_steps(paths, problems), _read_environment(paths, problems)
     events = read_events(paths, spec.parallelism.world_size, problems)
     if outcome.results_intact and any(is_of(event, "exception") for lines in events.values() for event in lines):
@@ -275,8 +282,8 @@ def _shared(environment: str) -> Mapping[str, Any]:
     return content
 
 
-def _check_spec(run: RunPaths, run_id: str, planned: RunSpec, problems: list[str]) -> None:
-    """Add a problem if the run's own spec, or the plan's spec of its cell, belongs to another run."""
+def _check_spec(run: RunPaths, run_id: str, problems: list[str]) -> None:
+    """Add a problem if the run's own spec belongs to another run."""
     try:
         found = read_spec(run.spec).run_id
     except DAMAGE as error:
@@ -284,8 +291,6 @@ def _check_spec(run: RunPaths, run_id: str, planned: RunSpec, problems: list[str
         return
     if found != run_id:
         problems.append(f"spec.json is of run {found}, not of {run_id}")
-    if not run_id.startswith(f"{planned.cell_id}-"):
-        problems.append(f"plan.json gives {run_id} the spec of cell {planned.cell_id}")
 
 
 def _read(kind: type[Found], key: str) -> Callable[[Mapping[str, Any]], Found]:
