@@ -75,16 +75,15 @@ def uncompared_attempts(run: Run) -> list[str]:
 
 
 def _reason(other: OtherAttempt, counts: Attempt) -> str:
-    digests = counts.digests
     if other.problems:
         return f"is not compared: {'; '.join(other.problems)}"
     if other.outcome is None:
         return "may have failed: it did not end, or its outcome is lost, so only its steps are compared"
     if not len(other.steps) or other.digests == ():
         return ""
-    if digests == ():
+    if counts.digests == ():
         return "is not compared: the attempt that counts did not record its code, data and libraries"
-    names = sorted({name for name, _ in {*other.digests} ^ {*digests}})
+    names = sorted({name for name, _ in {*other.digests} ^ {*counts.digests}})
     if names:
         return f"is not compared: it ran with other {', '.join(names)}"
     return "" if _is_in_order(other.steps) else "is not compared: its steps are not in order"

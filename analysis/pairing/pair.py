@@ -263,11 +263,10 @@ def _judge_complete_pair(
     exact: Verdict | None, eager: Attempt, graphed: Attempt, baseline: EagerBaseline, spec: RunSpec, margins: Margins
 ) -> Verdict | None:
     """Judge two complete attempts with proven replay. ``exact`` is BITWISE, or None if the curves do not decide."""
-    repeats = [attempt for attempt in attempts_of(baseline.runs) if attempt.digests == graphed.digests]
-    if stuck := check_updates(eager, graphed, repeats):
+    others = _others(eager, graphed, baseline)
+    if stuck := check_updates(eager, graphed, others):
         return stuck
-    captured = capture_step(graphed.steps, spec)
-    replayed = compare_first_replays(eager, graphed, [one for one in repeats if one is not eager], captured)
+    replayed = compare_first_replays(eager, graphed, others, capture_step(graphed.steps, spec))
     if changed := replayed.fault() or _check_shown_losses(eager.steps, graphed.steps, spec, margins):
         return changed
     curves, began = _eager_curves(eager, graphed, baseline), first_capture(graphed.steps, spec)
@@ -275,7 +274,7 @@ def _judge_complete_pair(
     if unlike := check_agreement([*curves.values()], [graphed.steps], began, wide, equal=exact is not None):
         return unlike
     # With this overlap, parameters of other ranks arrive in the next forward pass.
-    ended = exact if spec.parallelism.overlap_param_gather else check_end(exact, eager, graphed, repeats)
+    ended = exact if spec.parallelism.overlap_param_gather else check_end(exact, eager, graphed, others)
     if spec.engine != "command" or not rounded_metrics(graphed):
         return ended
     # Rounding of other kernels may change parameters alone. All repeats together decide on numbers that may be rounded.

@@ -106,8 +106,7 @@ def compare_ends(
     graphed: Attempt, eager: Sequence[Attempt], perturbed: Attempt | None, missing: MissingRun | None
 ) -> ParameterEnds:
     """Compare a graphed run with all comparable ``eager`` runs and the ``perturbed`` one, which may be ``missing``."""
-    if perturbed and not perturbed.parameter_ends:
-        perturbed = None
+    perturbed = perturbed if perturbed and perturbed.parameter_ends else None
     runs = [one for one in (*eager, perturbed) if one and one.parameter_ends]
     if len(runs) < 2:
         return ParameterEnds({})

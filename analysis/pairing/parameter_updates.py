@@ -92,13 +92,10 @@ def doubt_updates(eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) 
     """
     complete = (one for one in repeats if one.outcome.results_intact)
     runs = [("graphed run", graphed), ("eager run", eager), *(("eager run of another repeat", one) for one in complete)]
-    for what, records in (
-        ("digests of the parameters", [one.parameters for _, one in runs]),
-        (f"record of {_OTHER_STATE}", [one.other_state for _, one in runs]),
-    ):
-        ranks = set[int]().union(*records)
-        for (name, _), known in zip(runs, records, strict=True):
-            if lost := sorted(ranks - known.keys()):
+    for what, records in (("digests of the parameters", "parameters"), (f"record of {_OTHER_STATE}", "other_state")):
+        ranks = {rank for _, one in runs for rank in getattr(one, records)}
+        for name, one in runs:
+            if lost := sorted(ranks - getattr(one, records).keys()):
                 reason = f"the {name} has no {what} of {numbered('rank', lost)}, but other runs have"
                 return Verdict("INCONCLUSIVE", f"{reason}, so nothing shows that all end with equal ones", _AGAIN)
     for rank, (own, found) in _known_changes([eager, *repeats], graphed).items():

@@ -30,14 +30,13 @@ def name_edits(cells: Mapping[str, tuple[Run, ...]]) -> dict[str, tuple[Run, ...
 def _without_loss(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """Return ``runs`` of a cell. Add a problem to completed attempts that name no imported modules although others do."""
     known = any(attempt.imports for run in runs for attempt in run.whole)
-    return tuple(run.with_whole(_mark) for run in runs) if known else runs
+    return tuple(run.with_whole(_mark_loss) for run in runs) if known else runs
 
 
-def _mark(attempt: Attempt) -> Attempt:
-    if attempt.imports or not attempt.outcome.results_intact:
-        return attempt
+def _mark_loss(attempt: Attempt) -> Attempt:
     problem = "events of rank 0 name no imported modules, unlike those of other runs of the cell"
-    return replace(attempt, problems=(*attempt.problems, problem))
+    lost = attempt.outcome.results_intact and not attempt.imports
+    return replace(attempt, problems=(*attempt.problems, problem)) if lost else attempt
 
 
 def _with_version(edited: Set[str], attempt: Attempt) -> Attempt:

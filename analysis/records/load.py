@@ -105,7 +105,8 @@ def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
     cells = {cell.cell_id: cell for cell in plan.cells if cell.state == "run"}
     workloads = {cell.workload_id for cell in cells.values()}
     bundles = [bundle for bundle in plan.all_bundles if bundle.workload_id in workloads]
-    due, begun = _attempts_due(sweep, bundles), _attempts_begun(sweep, bundles)
+    due = _attempts_due(sweep, bundles)
+    begun = grouped(begun for bundle in bundles for begun in read_beginnings(sweep.bundle(bundle.bundle_id)))
     runs = {cell_id: _load_cell(sweep, cell, due, begun) for cell_id, cell in cells.items()}
     skipped = {cell_id: _skipped(sweep, of_cell, plan) for cell_id, of_cell in runs.items()}
     wanted = {cell_id: _wanted(of_cell, skipped[cell_id].keys(), plan) for cell_id, of_cell in runs.items()}
@@ -118,21 +119,15 @@ def _attempts_due(sweep: SweepPaths, bundles: Sequence[PlannedBundle]) -> Callab
     return lambda run_id: max((read(b.bundle_id).get(run_id, 0) for b in bundles if run_id in b.run_ids), default=0)
 
 
-def _attempts_begun(sweep: SweepPaths, bundles: Sequence[PlannedBundle]) -> Mapping[str, Sequence[int]]:
-    """Return the numbers of the attempts of each run that supervisors began."""
-    return grouped(begun for bundle in bundles for begun in read_beginnings(sweep.bundle(bundle.bundle_id)))
-
-
 def _load_cell(
     sweep: SweepPaths, cell: Cell, due: Callable[[str], int], begun: Mapping[str, Sequence[int]]
 ) -> tuple[Run, ...]:
-    if (found := cell.run_spec.cell_id) != cell.cell_id:
+    if (found := (spec := cell.run_spec).cell_id) != cell.cell_id:
         raise RecordError(
             f"{sweep.plan}: cell {cell.cell_id} has the spec of {found}; run the sweep again to write a new plan"
         )
     runs = (
-        load_run(sweep.run(run_id), run_id, repeat, cell.run_spec, due, begun.get(run_id, ()))
-        for repeat, run_id in enumerate(cell.run_ids)
+        load_run(sweep.run(name), number, spec, due, begun.get(name, ())) for number, name in enumerate(cell.run_ids)
     )
     return tuple(replace(run, perturbed=run.run_id not in cell.repeat_ids) for run in runs)
 
@@ -156,12 +151,7 @@ def _wanted(runs: Iterable[Run], skipped: Set[int], plan: Plan) -> tuple[Run, ..
 
 
 def load_run(
-    paths: RunPaths,
-    run_id: str,
-    repeat: int,
-    spec: RunSpec,
-    due: Callable[[str], int] = lambda _: 0,
-    begun: Sequence[int] = (),
+    paths: RunPaths, repeat: int, spec: RunSpec, due: Callable[[str], int] = lambda _: 0, begun: Sequence[int] = ()
 ) -> Run:
     """Load a run with the attempt that counts: the latest one that ended.
 
@@ -171,14 +161,14 @@ def load_run(
     """
     numbers = {one for number in (*paths.attempt_numbers(), *begun) for one in (number - 1, number) if one > 0}
     attempts = {number: paths.attempt(number) for number in sorted(numbers)}
-    ended, unreadable = _read_outcomes(run_id, attempts.values())
+    run_id, (ended, unreadable) = paths.run_id, _read_outcomes(attempts.values())
     damaged = tuple(unreadable.values())
     chosen = max(ended, key=lambda number: (ended[number].is_informative, number), default=0)
     is_replaced = chosen != 0 and not ended[chosen].is_informative and max(*attempts, due(run_id)) > max(ended)
     if chosen == 0 or is_replaced or chosen < max(unreadable, default=0):
         return Run(run_id, repeat, len(attempts), None, damaged=damaged)
     whole = {
-        number: _load_attempt(attempts[number], outcome, paths, run_id, spec)
+        number: _load_attempt(attempts[number], outcome, paths, spec)
         for number, outcome in ended.items()
         if number == chosen or (number < chosen and outcome.results_intact)
     }
@@ -188,7 +178,7 @@ def load_run(
     return Run(run_id, repeat, len(attempts), latest, tuple(whole.values()), partial, damaged)
 
 
-def _read_outcomes(run_id: str, attempts: Iterable[AttemptPaths]) -> tuple[dict[int, Outcome], dict[int, str]]:
+def _read_outcomes(attempts: Iterable[AttemptPaths]) -> tuple[dict[int, Outcome], dict[int, str]]:
     """Return the outcomes of ``attempts``, and why the others cannot be read, both by attempt number."""
     ended: dict[int, Outcome] = {}
     unreadable: dict[int, str] = {}
@@ -196,16 +186,16 @@ def _read_outcomes(run_id: str, attempts: Iterable[AttemptPaths]) -> tuple[dict[
         try:
             outcome = read_outcome(attempt)
         except DAMAGE as error:
-            unreadable[attempt.number] = _unreadable(run_id, attempt, error)
+            unreadable[attempt.number] = _unreadable(attempt, error)
         else:
             ended |= {attempt.number: outcome} if outcome else {}
     return ended, unreadable
 
 
-def _unreadable(run_id: str, attempt: AttemptPaths, error: Exception) -> str:
+def _unreadable(attempt: AttemptPaths, error: Exception) -> str:
     name = attempt.outcome.name
     why = describe_error(error).removeprefix(f"{name}: ")
-    file = f"runs/{run_id}/attempts/{attempt.number}/{name}"
+    file = f"runs/{attempt.run_id}/attempts/{attempt.number}/{name}"
     return f"{file} cannot be read: {why}; fix: {DAMAGED_OUTCOME_REMEDY}"
 
 
@@ -221,9 +211,9 @@ def _load_partial(paths: AttemptPaths, outcome: Outcome | None, spec: RunSpec) -
     return PartialAttempt(paths.number, outcome, digests_of(environment), tuple(problems), steps, checks)
 
 
-def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: str, spec: RunSpec) -> Attempt:
+def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, spec: RunSpec) -> Attempt:
     problems: list[str] = []
-    _check_spec(run, run_id, problems)
+    _check_spec(run, problems)
     steps, environment = _read_steps(paths, problems), _read_environment(paths, problems)
     events = read_events(paths, spec.parallelism.world_size, problems)
     if outcome.results_intact and any(is_of(event, "exception") for lines in events.values() for event in lines):
@@ -282,15 +272,13 @@ def _shared(environment: str) -> Mapping[str, Any]:
     return content
 
 
-def _check_spec(run: RunPaths, run_id: str, problems: list[str]) -> None:
+def _check_spec(run: RunPaths, problems: list[str]) -> None:
     """Add a problem if the run's own spec belongs to another run."""
     try:
-        found = read_spec(run.spec).run_id
+        if (found := read_spec(run.spec).run_id) != run.run_id:
+            problems.append(f"spec.json is of run {found}, not of {run.run_id}")
     except DAMAGE as error:
         problems.append(f"spec.json cannot be read: {describe_error(error)}")
-        return
-    if found != run_id:
-        problems.append(f"spec.json is of run {found}, not of {run_id}")
 
 
 def _read(kind: type[Found], key: str) -> Callable[[Mapping[str, Any]], Found]:

@@ -209,7 +209,7 @@ def proof_of(root: Path, spec: RunSpec, bare: set[int], **probe: float) -> Repla
         change_probe(rank, **{"graph_launches": 0.0, **probe})(record)
     sweep = SweepPaths(root)
     write_attempt(sweep, record)
-    attempt = load_run(sweep.run(spec.run_id), spec.run_id, 0, spec).attempt
+    attempt = load_run(sweep.run(spec.run_id), 0, spec).attempt
     assert attempt is not None and not attempt.problems
     return check_replay(attempt, spec)
 
@@ -263,7 +263,7 @@ def test_a_bare_rank_still_needs_its_probe(tmp_path: Path) -> None:
         change_proof(rank, **NOTHING)(record)
         no_probe(rank)(record)
     write_attempt(sweep, record)
-    attempt = load_run(sweep.run(spec.run_id), spec.run_id, 0, spec).attempt
+    attempt = load_run(sweep.run(spec.run_id), 0, spec).attempt
     assert attempt is not None
     assert check_replay(attempt, spec).reason == "rank 2: ended without a probe"
 
@@ -273,7 +273,7 @@ def test_no_launch_count_passes_below_what_was_expected(tmp_path: Path) -> None:
     sweep = SweepPaths(tmp_path)
     spec = dataclasses.replace(pipeline_spec(("attn",)), parallelism=Parallelism(), training=Training(steps=120))
     write_attempt(sweep, attempt_record(spec))
-    attempt = load_run(sweep.run(spec.run_id), spec.run_id, 0, spec).attempt
+    attempt = load_run(sweep.run(spec.run_id), 0, spec).attempt
     assert attempt is not None
     assert check_replay(attempt, spec).proven
     unknown = dataclasses.replace(GRAPHED_PROBE, graph_launches=float("nan"))
