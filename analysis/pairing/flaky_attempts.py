@@ -70,8 +70,8 @@ def uncompared_attempts(run: Run) -> list[str]:
     """Describe the attempts of ``run`` that cannot be compared: no outcome, other code, libraries or data, or damaged records."""
     if run.attempt is None:
         return []
-    reasons = ((other, _reason(other, run.attempt)) for other in _others(run, run.attempt))
-    return [f"attempt {other.number} {other.ending} and {why}" for other, why in reasons if why]
+    others = _others(run, run.attempt)
+    return [f"attempt {one.number} {one.ending} and {why}" for one in others if (why := _reason(one, run.attempt))]
 
 
 def _reason(other: OtherAttempt, counts: Attempt) -> str:

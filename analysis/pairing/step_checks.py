@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from analysis.records.run import Attempt, PartialAttempt
 from analysis.verdict.verdict import CHECK_STEPS, STEP_CHECKED, Verdict
+from launch.common.text import numbered
 from launch.contract.records.step_check import RoutingDifference, StepCheck, TensorDifference, hides_everything
 from launch.contract.spec import RunSpec
 
@@ -85,10 +86,9 @@ def has_clean_checks(attempt: Attempt, spec: RunSpec) -> bool:
 
 def lacking_checks(attempt: Attempt, spec: RunSpec) -> str:
     """Say that ``attempt`` has not one check of each planned step. A completed run records one even if it lacked memory for it."""
-    for rank in range(spec.parallelism.world_size):
-        if tuple(sorted(check.step for check in attempt.step_checks.get(rank, ()))) != spec.checked_steps:
-            return f"events of rank {rank} have no check of every planned step"
-    return ""
+    steps = {rank: tuple(sorted(one.step for one in checks)) for rank, checks in attempt.step_checks.items()}
+    ranks = [rank for rank in range(spec.parallelism.world_size) if steps.get(rank, ()) != spec.checked_steps]
+    return f"events of {numbered('rank', ranks)} have no check of every planned step" if ranks else ""
 
 
 def fault_of(attempt: Attempt | PartialAttempt) -> str:
