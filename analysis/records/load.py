@@ -122,7 +122,12 @@ def _attempts_due(sweep: SweepPaths, bundles: Sequence[PlannedBundle]) -> Callab
 def _load_cell(
     sweep: SweepPaths, cell: Cell, due: Callable[[str], int], begun: Mapping[str, Sequence[int]]
 ) -> tuple[Run, ...]:
-    if (found := (spec := cell.run_spec).cell_id) != cell.cell_id:
+    spec = cell.run_spec
+    try:
+        found = spec.cell_id
+    except TypeError as error:
+        found = f"no cell ({error})"
+    if found != cell.cell_id:
         raise RecordError(
             f"{sweep.plan}: cell {cell.cell_id} has the spec of {found}; run the sweep again to write a new plan"
         )

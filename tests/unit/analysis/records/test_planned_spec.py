@@ -16,13 +16,18 @@ from tests.records import write_sweep
 
 @pytest.mark.parametrize(
     ("section", "change"),
-    [("training", {"steps": 60}), ("training", {"deterministic": True}), ("model", {"vocab_size": []})],
+    [
+        ("training", {"steps": 60}),
+        ("training", {"deterministic": True}),
+        ("model", {"vocab_size": []}),
+        ("", {"step_checks": "2"}),
+    ],
 )
 def test_a_plan_with_another_spec_is_no_evidence(tmp_path: Path, section: str, change: dict[str, Any]) -> None:
     sweep = write_sweep(tmp_path)
     plan = json.loads(sweep.plan.read_text())
     for cell in plan["cells"]:
-        cell["spec"][section].update(change)
+        (cell["spec"][section] if section else cell["spec"]).update(change)
     sweep.plan.write_text(json.dumps(plan))
     with pytest.raises(RecordError, match=f"{sweep.plan}: cell .* has the spec of .*; run the sweep again to write"):
         load(sweep)
