@@ -228,9 +228,10 @@ def _start_needed_runs(needed: Set[str], command: _Command) -> bool:
 
 
 def _check_results_stay(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
-    """Refuse ``plan`` if an earlier plan of this name has results, is of another recipe, and shares no run with it.
+    """Refuse ``plan`` if an earlier plan of this name has results and shares no run with it.
 
-    The report covers only the newest plan, so a good report would become one without results.
+    The report covers only the newest plan, so a good report would become one without results. The same recipe may run in parts
+    (`--only`), unless no cell can run, as on a host without GPUs.
 
     Raises:
         InputError: it is such a plan.
@@ -239,7 +240,8 @@ def _check_results_stay(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
         earlier = read_plan(paths)
     except (FileNotFoundError, SystemFault):
         return
-    if earlier.recipe == plan.recipe or earlier.cell_of_run().keys() & plan.cell_of_run().keys():
+    planned = plan.cell_of_run().keys()
+    if (planned and earlier.recipe == plan.recipe) or earlier.cell_of_run().keys() & planned:
         return
     states = read_states(paths, earlier, jobs).values()
     results = sum(state.has_results for state in states)

@@ -184,6 +184,12 @@ def test_another_recipe_does_not_take_the_name_of_results(copied: Host) -> None:
     assert other.returncode == 1
     assert "sweep 'pairs' has 4 runs with results of pairs.yaml" in other.stderr and "name=pairs-2" in other.stderr
     assert {path: path.read_bytes() for path in before} == before
+    # Nor does the same recipe, on a host that can run none of its cells.
+    plan = json.loads(sweep.plan.read_bytes())
+    sweep.plan.write_text(json.dumps(plan | {"recipe": plan["recipe"].replace("device: cpu", "device: cuda")}))
+    other = copied.run("sweep", path, "resources.device=cuda", "--no-wait")
+    assert other.returncode == 1 and "name=pairs-2" in other.stderr
+    sweep.plan.write_bytes(before[sweep.plan])
     # A sweep may grow, and a recipe may be corrected if its runs gave no results.
     assert copied.run("sweep", path, "repeats=1").returncode in (0, 4)
     for outcome in sweep.root.glob("runs/*/attempts/*/outcome.json"):
