@@ -219,6 +219,8 @@ def test_a_repaired_cell_says_what_its_fault_does_to_the_own_job(tmp_path: Path)
     plan = read_json(sweep.plan)
     plan["cells"][1]["spec"]["cuda_graph"]["mend"] = ["local_inputs"]
     write_json(sweep.plan, plan)
+    cell = read_plan(sweep).cells[1]
+    sweep.plan.write_text(sweep.plan.read_text().replace(cell.cell_id, cell.run_spec.cell_id))
     assert "- A1: cuda_graph.mend=[local_inputs] repairs a known fault. Your own job keeps it" in report_text(sweep)
 
 

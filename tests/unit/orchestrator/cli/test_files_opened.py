@@ -25,7 +25,7 @@ COMMANDS: dict[str, Callable[[Path], int]] = {
 }
 
 
-@pytest.mark.parametrize(("command", "files_a_run"), [("status", 2.25), ("prune", 1), ("report", 14)])
+@pytest.mark.parametrize(("command", "files_a_run"), [("status", 2.25), ("prune", 1), ("report", 14.25)])
 def test_the_files_that_a_command_opens_grow_with_the_runs_alone(
     command: str, files_a_run: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
