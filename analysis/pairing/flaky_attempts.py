@@ -67,7 +67,7 @@ def has_other_bits(steps: Steps, than: Steps, first: int) -> bool:
 
 
 def uncompared_attempts(run: Run) -> list[str]:
-    """Describe the attempts of ``run`` that cannot be compared: no outcome, other code, libraries or data, or damaged records."""
+    """Describe the attempts of ``run`` that cannot be compared, or may have failed: they have no outcome."""
     if run.attempt is None:
         return []
     others = _others(run, run.attempt)

@@ -33,7 +33,7 @@ from analysis.pairing.program_settings import (
     rounded_metrics,
     widen_by_rounding,
 )
-from analysis.pairing.step_checks import has_clean_checks, lacking_checks
+from analysis.pairing.step_checks import describe_missing_checks, has_clean_checks
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
 from analysis.records.steps import Steps, shared_steps
@@ -303,8 +303,8 @@ def _exclude(eager: Attempt, graphed: Attempt, spec: RunSpec, margins: Margins) 
     }
     if sign := next((sign for sign, is_there in signs.items() if is_there), ""):
         return Verdict("INCOMPARABLE", f"the eager run {sign}", "check its settings, since it is not an eager run")
-    if graphed.outcome.results_intact and (lacking := lacking_checks(graphed, spec)):
-        return Verdict("INCOMPARABLE", f"graphed run: {lacking}", _DAMAGED)
+    if graphed.outcome.results_intact and (missing := describe_missing_checks(graphed, spec)):
+        return Verdict("INCOMPARABLE", f"graphed run: {missing}", _DAMAGED)
     if unequal := _unequal_tokens(eager.steps, graphed.steps):
         return Verdict("INCOMPARABLE", unequal, "run the pair again, since both runs must train on the same batches")
     if spec.engine == "command":

@@ -22,8 +22,8 @@ LEAST_OF_CHANGE = 1 / 32
 LEAST_IF_ROUTED = 1 / 2
 """The same for experts and routers. Rounding there routes tokens to other experts."""
 MOST_EVERYWHERE, MOST_IF_UNPERTURBED = 1 / 16, 1 / 4
-"""Rounding takes all parameters no farther than this share of their change, unless eager runs drift as far. Without a perturbed run,
-eager runs may hardly drift, as by one kernel that adds in a varying order."""
+"""Rounding takes all parameters no farther than this share of their change, unless eager runs drift as far. The second holds without
+a perturbed run: eager runs may then hardly drift, if only one kernel adds in a varying order."""
 _MOST_NAMED = 3
 _FIX = (
     "find out from which step on a replay updates these parameters otherwise (compare their gradients in later steps), or capture "
@@ -53,7 +53,7 @@ class ParameterEnds:
     missing: MissingRun | None = None
     """The planned perturbed run, if there is none yet."""
     perturbed: bool = False
-    """Whether a perturbed run is one of the eager ones."""
+    """Whether there is a perturbed run, or one is planned."""
     unmatched: tuple[_Place, ...] = ()
     """The parameters of the graphed run that an eager run does not have by that name."""
 
@@ -92,7 +92,7 @@ class ParameterEnds:
         """
         everywhere = _lower_quartile(end.distance for end in self.ends.values())
         drift = _lower_quartile(end.drift for end in self.ends.values())
-        most = MOST_EVERYWHERE if self.perturbed or self.missing else MOST_IF_UNPERTURBED
+        most = MOST_EVERYWHERE if self.perturbed else MOST_IF_UNPERTURBED
         if everywhere > max(most, NOISE_MULTIPLE * drift):
             everywhere = 0.0
         return {
@@ -121,7 +121,8 @@ def compare_ends(
             )
             ends[place] = _End(distance / change, drift / change)
     unmatched = {place for place in graphed.parameter_ends if any(place not in one.parameter_ends for one in runs)}
-    return ParameterEnds(ends, None if perturbed else missing, perturbed is not None, tuple(sorted(unmatched)))
+    absent = None if perturbed else missing
+    return ParameterEnds(ends, absent, bool(perturbed or absent), tuple(sorted(unmatched)))
 
 
 def _distance(graphed: Sketch, eager: Sketch) -> float:

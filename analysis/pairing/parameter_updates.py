@@ -6,7 +6,7 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from analysis.pairing.other_values import doubt_values
@@ -88,14 +88,18 @@ def doubt_updates(eager: Attempt, graphed: Attempt, repeats: Sequence[Attempt]) 
     """Return INCONCLUSIVE if fewer tensors change than in any eager run, or if other state ends far from where eager runs end.
 
     Return it too if only some runs have the records of a rank that show this. Only a verdict that passes may be doubted.
-    ``repeats`` are all comparable eager runs.
+    ``repeats`` are the other comparable eager runs.
     """
     complete = (one for one in repeats if one.outcome.results_intact)
     runs = [("graphed run", graphed), ("eager run", eager), *(("eager run of another repeat", one) for one in complete)]
-    for what, records in (("digests of the parameters", "parameters"), (f"record of {_OTHER_STATE}", "other_state")):
-        ranks = {rank for _, one in runs for rank in getattr(one, records)}
+    ranks_of: Mapping[str, Callable[[Attempt], Set[int]]] = {
+        "digests of the parameters": lambda one: one.parameters.keys(),
+        f"record of {_OTHER_STATE}": lambda one: one.other_state.keys(),
+    }
+    for what, known in ranks_of.items():
+        ranks = {rank for _, one in runs for rank in known(one)}
         for name, one in runs:
-            if lost := sorted(ranks - getattr(one, records).keys()):
+            if lost := sorted(ranks - known(one)):
                 reason = f"the {name} has no {what} of {numbered('rank', lost)}, but other runs have"
                 return Verdict("INCONCLUSIVE", f"{reason}, so nothing shows that all end with equal ones", _AGAIN)
     for rank, (own, found) in _known_changes([eager, *repeats], graphed).items():

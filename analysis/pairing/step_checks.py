@@ -84,8 +84,11 @@ def has_clean_checks(attempt: Attempt, spec: RunSpec) -> bool:
     return checks is not None and not checks.fault and not checks.undecided
 
 
-def lacking_checks(attempt: Attempt, spec: RunSpec) -> str:
-    """Say that ``attempt`` has not one check of each planned step. A completed run records one even if it lacked memory for it."""
+def describe_missing_checks(attempt: Attempt, spec: RunSpec) -> str:
+    """Name the ranks of ``attempt`` that lack a planned check; return "" if none does.
+
+    A completed run records a check even if it lacked memory for it.
+    """
     steps = {rank: tuple(sorted(one.step for one in checks)) for rank, checks in attempt.step_checks.items()}
     ranks = [rank for rank in range(spec.parallelism.world_size) if steps.get(rank, ()) != spec.checked_steps]
     return f"events of {numbered('rank', ranks)} have no check of every planned step" if ranks else ""
@@ -157,8 +160,10 @@ def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]],
                 f"not step-checked: the check of step {one.check.step} needs {one.check.missing / 2**30:.1f} GiB more of "
                 f"{one.check.missing_on} memory"
             )
-    if lacking := [f"repeat {repeat}: {text}" for repeat, one in attempts if (text := lacking_checks(one, spec))]:
-        return f"not step-checked: {lacking[0]}"
+    if missing := [
+        f"repeat {repeat}: {text}" for repeat, one in attempts if (text := describe_missing_checks(one, spec))
+    ]:
+        return f"not step-checked: {missing[0]}"
     if any(one.check.lacks_noise for one in found):
         return (
             "results differ by more than repetitions of the uncaptured code, and the effect of rounding cannot be measured "

@@ -106,7 +106,7 @@ def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
     workloads = {cell.workload_id for cell in cells.values()}
     bundles = [bundle for bundle in plan.all_bundles if bundle.workload_id in workloads]
     due = _attempts_due(sweep, bundles)
-    begun = grouped(begun for bundle in bundles for begun in read_beginnings(sweep.bundle(bundle.bundle_id)))
+    begun = grouped(key for bundle in bundles for key in read_beginnings(sweep.bundle(bundle.bundle_id)))
     runs = {cell_id: _load_cell(sweep, cell, due, begun) for cell_id, cell in cells.items()}
     skipped = {cell_id: _skipped(sweep, of_cell, plan) for cell_id, of_cell in runs.items()}
     wanted = {cell_id: _wanted(of_cell, skipped[cell_id].keys(), plan) for cell_id, of_cell in runs.items()}

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from analysis.records.events import PhaseMemory
-from analysis.records.steps import Steps, no_steps
+from analysis.records.steps import Steps
 from launch.contract.outcomes import Outcome
 from launch.contract.records.clocks import Clocks
 from launch.contract.records.gpu_rates import GpuRates
@@ -125,16 +125,21 @@ def digests_of(environment: Mapping[str, Any]) -> Digests:
 class PartialAttempt:
     """An attempt other than the one that counts, without intact results.
 
-    ``outcome`` is None if it has none. ``digests`` is empty if they are unknown: the attempt may have run any code. ``steps``
-    is empty once it has been judged.
+    ``outcome`` is None if it has none. ``digests`` is empty if they are unknown: the attempt may have run any code. ``curve``
+    is None once it has been judged.
     """
 
     number: int
     outcome: Outcome | None
     digests: Digests
     problems: tuple[str, ...]
-    steps: Steps
+    curve: Steps | None
     step_checks: Mapping[int, Sequence[StepCheck]] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> Steps:
+        assert self.curve is not None, "this attempt has been judged and let go"
+        return self.curve
 
     @property
     def ending(self) -> str:
@@ -192,7 +197,7 @@ class Run:
 
     def without_records(self) -> Run:
         """Return this run without steps and other records of its attempts."""
-        partial = tuple(replace(one, steps=no_steps()) for one in self.partial)
+        partial = tuple(replace(one, curve=None) for one in self.partial)
         return replace(self, attempt=self.attempt and self.attempt.without_records(), earlier=(), partial=partial)
 
     @property

@@ -65,10 +65,10 @@ def make_notes(results: Sequence[CellResult], decision: str, margins: Margins) -
     yield from (_bad_news(ran, *problem) for problem in PROBLEMS)
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
-    yield _of_passing(
+    yield _name_parameters(
         ran, lambda pair: pair.unjudged_ends, "**Parameters that end far from those of eager runs**", _NO_DRIFT
     )
-    yield _of_passing(
+    yield _name_parameters(
         ran, lambda pair: pair.uncompared, "**Parameters that eager runs do not have by this name**", _UNCOMPARED
     )
     yield _repaired(ran, decision)
@@ -149,7 +149,11 @@ PROBLEMS: tuple[tuple[str, str, Detail], ...] = (
     ),
     ("cell", "left unsound records", _unsound),
     ("cell", "ended differently in another attempt", _flaky),
-    ("cell", "left an attempt that is not compared", lambda r: next(iter(r.integrity.uncompared_attempts), "")),
+    (
+        "cell",
+        "left an attempt that is not compared, or has no outcome",
+        lambda r: next(iter(r.integrity.uncompared_attempts), ""),
+    ),
     ("graphed cell", "UNFINISHED", _reason_of("UNFINISHED")),
     ("graphed cell", "INCONCLUSIVE", _doubt),
 )
@@ -247,7 +251,7 @@ def _expected_failures(ran: Sequence[CellResult]) -> str:
     return f"{count('cell', len(met))} failed as expected{f', {eager} of them eager' * bool(eager)}." if met else ""
 
 
-def _of_passing(ran: Sequence[CellResult], parameters_of: Callable[[Pair], str], lead: str, why: str) -> str:
+def _name_parameters(ran: Sequence[CellResult], parameters_of: Callable[[Pair], str], lead: str, why: str) -> str:
     """Name passing cells, each with the ``parameters_of`` its last pair that has any."""
     passing = [(called(result), parameters_of(pair)) for result in ran if result.passes for pair in result.pairs]
     names = {name: f"{name} ({parameters})" for name, parameters in passing if parameters}

@@ -76,7 +76,7 @@ class CellIntegrity:
 
     ``unsound_records`` lists damaged outcomes, and defects in the records of runs that ended well. ``flaky_attempts`` lists
     other attempts with a different result. ``uncompared_attempts`` lists attempts that cannot be compared, because of other
-    code, libraries or data, or damaged records.
+    code, libraries or data, or damaged records, and those without an outcome.
     """
 
     unsound_records: tuple[str, ...] = ()
