@@ -27,8 +27,10 @@ REPORT_SECONDS = 5.0
 """How long a server may take to report that a rank has ended."""
 MESSAGE_BYTES = 4096
 SERVER = "launch.train.fork_server"
-INDUCTOR = "torch._inductor.compile_fx"
+COMPILER = "torch._inductor.compile_fx"
 MEGATRON = "launch.engines.megatron.engine"
+PROFILER = "torch._inductor"
+"""PyTorch's profiler imports this when it starts, which takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,13 @@ class ForkServers:
 
 
 def imports(spec: RunSpec) -> tuple[str, ...]:
-    """Return the engine, and the modules that all runs of the bundle import late: Megatron-Core, Inductor."""
-    megatron = (MEGATRON,) if spec.engine == "megatron" else ()
-    return (spec.engine, *megatron, INDUCTOR) if spec.training.compile != "none" else (spec.engine, *megatron)
+    """Return the engine, and the modules that all runs of the bundle import late."""
+    late = {
+        MEGATRON: spec.engine == "megatron",
+        PROFILER: spec.placement.device == "cuda",
+        COMPILER: spec.training.compile != "none",
+    }
+    return (spec.engine, *(module for module, imported in late.items() if imported))
 
 
 class ForkServer:

@@ -1,8 +1,8 @@
 """Fork ranks from a process that has imported their modules: ``python -m launch.train.fork_server ENGINE [MODULE...]``.
 
 launch/supervise/forked_ranks.py starts this server with the environment of the ranks, and orders ranks over a socket on standard
-input. A rank is a fork that goes on as ``python -m launch.train.worker`` would, and ends like any Python program. The kernel ends
-the ranks with the server, and the server with its supervisor.
+input. A rank is a fork that goes on as ``python -m launch.train.worker`` would. The kernel ends the ranks with the server, and
+the server with its supervisor.
 
 A fork cannot use CUDA if its parent has. So this process hides the GPUs from what it imports, and checks that no import used one
 before it forks a rank.
@@ -10,6 +10,7 @@ before it forks a rank.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -20,7 +21,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,13 @@ def main(engine: str, *modules: str) -> None:
     # Keep the collector of a rank from writing to pages that it shares with this process.
     gc.freeze()
     arguments = serve(socket.socket(fileno=0))
-    if arguments is None:
-        # Otherwise Python would free all imported modules, which takes as long as importing them.
-        os._exit(0)
-    worker.main(arguments)
+    if arguments is not None:
+        worker.main(arguments)
+    # Otherwise Python would free all imported modules, which takes up to a second. Write first what C libraries have printed.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
+    os._exit(0)
 
 
 @contextmanager
@@ -113,6 +117,9 @@ def serve(channel: socket.socket) -> list[str] | None:
         for rank in running.keys() & readable:
             number, pid = running.pop(rank)
             os.close(rank)
+            # Compilers that the rank started would otherwise work beside the next run.
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
             _send(channel, number=number, code=_exit_code(pid))
             ended.append(pid)
         if channel.fileno() not in readable:

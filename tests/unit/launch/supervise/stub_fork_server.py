@@ -5,6 +5,7 @@ The name of the engine tells what its import does. As ``... stub_fork_server ran
 in a new interpreter.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -31,6 +32,10 @@ def rank(arguments: list[str]) -> None:
         sys.exit(int(more[1]))
     elif what == "raise":
         raise ValueError("a rank's own error")
+    elif what == "leave":
+        print("Python's output", end="")
+        ctypes.CDLL(None).printf(b"C's output")
+        Path(more[0]).write_text(str(subprocess.Popen(["sleep", "600"]).pid))
     elif what == "die":
         os.kill(os.getpid(), signal.SIGSEGV)
     else:
