@@ -18,6 +18,7 @@ from launch.common.command_line import Parser
 from launch.common.redact import Secrets
 from launch.common.text import count
 from launch.contract.plan import WRAPPED, Margins
+from launch.contract.spec import SETTLE_STEPS, RunSpec
 from launch.support.command import ranks_per_node
 from orchestrator.cli.arguments import add_allow_empty, add_budget, add_json, add_no_wait, add_target, redirect_messages
 from orchestrator.cli.verbs import sweep
@@ -84,6 +85,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise input_error("--capture-step", "it is only for logs", "add --from-logs, or leave it out")
     workdir = Path.cwd()
     eager, graphed = _only("--eager", arguments.eager), _only("--graphed", arguments.graphed)
+    if arguments.steps <= (before := RunSpec().first_measured):
+        few = f"{arguments.steps}, but the first {before} steps are a warm-up, a capture and {SETTLE_STEPS} to settle"
+        raise input_error(
+            "--steps", few, f"set it to {LEAST_STEPS}, or to {before + 1} at least for a try without a verdict"
+        )
     code = describe_code(workdir, f"{eager} {graphed}".split())["digest"]
     counts = arguments.steps, arguments.repeats, arguments.ranks or ranks_per_node(eager) or 1
     commands = WrappedCommands(eager, graphed, str(workdir), code, *counts, _margins(arguments))

@@ -122,6 +122,8 @@ def test_wrap_speaks_of_its_own_options_and_of_the_recipe_that_it_prints(
     (elsewhere / "a.sh").touch()
     assert main(["wrap", "--eager", "sh a.sh", "--graphed", "sh a.sh --graphs", "--steps", "20"]) == 0
     assert "set --steps 104 or more\n" in capsys.readouterr().out
+    assert main(["wrap", "--eager", "sh a.sh", "--graphed", "sh a.sh --graphs", "--steps", "6"]) == 1
+    assert "--steps: 6, but the first 6 steps are a warm-up, a capture and 2 to settle" in capsys.readouterr().err
 
 
 def test_wrap_starts_as_many_ranks_as_the_command(monkeypatch: pytest.MonkeyPatch, elsewhere: Path) -> None:
