@@ -29,8 +29,8 @@ MESSAGE_BYTES = 4096
 SERVER = "launch.train.fork_server"
 COMPILER = "torch._inductor.compile_fx"
 MEGATRON = "launch.engines.megatron.engine"
-PROFILER = "torch._inductor"
-"""PyTorch's profiler imports this when it starts, which takes seconds."""
+DYNAMO = "torch._dynamo"
+"""Transformer Engine imports this before the first capture, which takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def imports(spec: RunSpec) -> tuple[str, ...]:
     """Return the engine, and the modules that all runs of the bundle import late."""
     late = {
         MEGATRON: spec.engine == "megatron",
-        PROFILER: spec.placement.device == "cuda",
+        DYNAMO: spec.placement.device == "cuda",
         COMPILER: spec.training.compile != "none",
     }
     return (spec.engine, *(module for module, imported in late.items() if imported))

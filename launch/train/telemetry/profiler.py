@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 from launch.common.merged_duration import merged_duration
 from launch.contract.records.probe import HOST_STEPS, WAITS, Launches, Probe, Probed
@@ -33,7 +34,7 @@ def probe(step: Callable[[torch.Tensor], object], batches: Sequence[torch.Tensor
 
 def trace(work: Callable[[], object]) -> Sequence[Any]:
     """Run ``work`` and return the profiler's events: driver calls and device work."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with _profile_gpu() as profiler:
         work()
         torch.cuda.synchronize()
     return _events(profiler)
@@ -44,8 +45,8 @@ class StepsTrace:
 
     def __init__(self) -> None:
         torch.cuda.synchronize()
-        self._profiler = profile(activities=[ProfilerActivity.CUDA])
-        self._profiler.start()
+        self._running = ExitStack()
+        self._profiler = self._running.enter_context(_profile_gpu())
 
     def end(self, steps: int) -> Probed:
         """End the trace and return the findings over ``steps`` steps. The host's time is unknown."""
@@ -54,12 +55,17 @@ class StepsTrace:
     def end_events(self) -> Sequence[Any]:
         """End the trace and return the profiler's events."""
         torch.cuda.synchronize()
-        self._profiler.stop()
+        self._running.close()
         return _events(self._profiler)
 
 
+def _profile_gpu() -> Any:
+    """Return the context that ``torch.profiler.profile`` wraps. The wrapper imports Inductor, which takes seconds."""
+    return profile(use_cpu=False, use_device="cuda", use_kineto=True)
+
+
 def _events(profiler: Any) -> Sequence[Any]:
-    events: Sequence[Any] = profiler.profiler.kineto_results.events()
+    events: Sequence[Any] = profiler.kineto_results.events()
     return events
 
 

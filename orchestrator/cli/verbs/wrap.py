@@ -18,7 +18,8 @@ from launch.common.command_line import Parser
 from launch.common.redact import Secrets
 from launch.common.text import count
 from launch.contract.plan import WRAPPED, Margins
-from launch.contract.spec import SETTLE_STEPS, RunSpec
+from launch.contract.records.events import SETTLE_STEPS
+from launch.contract.spec import RunSpec
 from launch.support.command import ranks_per_node
 from orchestrator.cli.arguments import add_allow_empty, add_budget, add_json, add_no_wait, add_target, redirect_messages
 from orchestrator.cli.verbs import sweep

@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from launch.contract.paths import AttemptPaths
 from launch.contract.spec import Placement, RunSpec
 from launch.supervise import forked_ranks, local_ranks
 from launch.supervise.child_process import start
-from launch.supervise.forked_ranks import ForkedRank, ForkServer, ForkServers, imports
+from launch.supervise.forked_ranks import ForkedRank, ForkServer, ForkServers
 from launch.supervise.local_ranks import LocalRanks
 
 STUB = "tests.unit.launch.supervise.stub_fork_server"
@@ -249,20 +248,3 @@ def test_ranks_that_end_while_their_server_imports_do_not_begin(
     ranks.end()
     assert ranks.poll() is not None and children() <= others
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.slow
-def test_the_server_imports_what_the_profiler_would() -> None:
-    """Importing it takes seconds, which each run on a GPU would spend in its probe."""
-    on_a_gpu = RunSpec(engine="torch_native", placement=Placement(device="cuda"))
-    program = f"""
-import importlib, sys, torch.profiler
-for module in {imports(on_a_gpu)[1:]!r}:
-    importlib.import_module(module)
-before = set(sys.modules)
-with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-    pass
-print(sorted(set(sys.modules) - before))
-"""
-    shown = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
-    assert shown.stdout.splitlines()[-1] == "[]"

@@ -3,6 +3,8 @@ waited in a step."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -109,3 +111,20 @@ def test_kernels_whose_launch_was_not_traced_are_unknown() -> None:
     assert launches_of(events, 2) == Launches(0.5, 2.5, 0.0) and launches_of(events, 2).mostly_one_by_one
     assert launches_of(lost, 2) == Launches(0.5, 1.5, 1.0) and not launches_of(lost, 2).mostly_one_by_one
     assert launches_of([], 3) == Launches(0.0, 0.0, 0.0) and not launches_of([], 3).mostly_one_by_one
+
+
+@pytest.mark.slow
+def test_a_trace_imports_nothing() -> None:
+    """``torch.profiler.profile`` imports Inductor, which would take seconds of every run."""
+    program = """
+import sys, torch
+import launch.train.telemetry.profiler as module
+torch.cuda.synchronize = lambda: None
+real = module.profile
+module.profile = lambda **_: real(use_cpu=True, use_kineto=True)
+before = set(sys.modules)
+names = {event.name() for event in module.trace(lambda: torch.ones(3) + 1)}
+print("aten::add" in names, sorted(set(sys.modules) - before))
+"""
+    shown = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    assert "True []" in shown.stdout
