@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +117,10 @@ def serve(channel: socket.socket) -> list[str] | None:
         for rank in running.keys() & readable:
             number, pid = running.pop(rank)
             os.close(rank)
-            # Compilers that the rank started would otherwise work beside the next run.
-            with suppress(ProcessLookupError):
+            # Inductor's workers would go on beside the next run. A failed rank may leave a compiler that writes a shared file.
+            if (code := _exit_code(pid)) == 0:
                 os.killpg(pid, signal.SIGKILL)
-            _send(channel, number=number, code=_exit_code(pid))
+            _send(channel, number=number, code=code)
             ended.append(pid)
         if channel.fileno() not in readable:
             continue
