@@ -27,10 +27,10 @@ REPORT_SECONDS = 5.0
 """How long a server may take to report that a rank has ended."""
 MESSAGE_BYTES = 4096
 SERVER = "launch.train.fork_server"
-COMPILER = "torch._inductor.compile_fx"
+INDUCTOR = "torch._inductor.compile_fx"
 MEGATRON = "launch.engines.megatron.engine"
 DYNAMO = "torch._dynamo"
-"""Transformer Engine imports this before the first capture, which takes seconds."""
+"""Transformer Engine imports this, and a run imports Transformer Engine only before its capture."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ def imports(spec: RunSpec) -> tuple[str, ...]:
     late = {
         MEGATRON: spec.engine == "megatron",
         DYNAMO: spec.placement.device == "cuda",
-        COMPILER: spec.training.compile != "none",
+        INDUCTOR: spec.training.compile != "none",
     }
-    return (spec.engine, *(module for module, imported in late.items() if imported))
+    return (spec.engine, *(module for module, needed in late.items() if needed))
 
 
 class ForkServer:

@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.steps <= (before := RunSpec().first_measured):
         few = f"{arguments.steps}, but the first {before} steps are a warm-up, a capture and {SETTLE_STEPS} to settle"
         raise input_error(
-            "--steps", few, f"set it to {LEAST_STEPS}, or to {before + 1} at least for a try without a verdict"
+            "--steps", few, f"set it to {LEAST_STEPS}, enough for a verdict of EQUIVALENT, or at least to {before + 1}"
         )
     code = describe_code(workdir, f"{eager} {graphed}".split())["digest"]
     counts = arguments.steps, arguments.repeats, arguments.ranks or ranks_per_node(eager) or 1
